@@ -14,13 +14,12 @@ from typing import Any
 from imap_wal import layout
 from imap_wal.agent.membership.sessions import SessionRegistry
 from imap_wal.agent.requests import About
-from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.entry import pack
 from imap_wal.format import Position
 from imap_wal.layout import Identity
 from imap_wal.manifest.list_files import Archive, Listed
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot, SnapshotFile
 from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
@@ -102,9 +101,7 @@ def build(root: Path, maps: int, nodes: int, days: int) -> SegmentStore:
     runs = RUNS_A_DAY - 1 if days > 1 else 1
     left = archives(maps, runs)
     for number in range(nodes):
-        manifests = node_manifests(
-            store, f"bench/c/nodes/n{number:03d}", SystemClock(), SystemRandomness()
-        )
+        manifests = NodeManifestLog(Context(store), f"bench/c/nodes/n{number:03d}")
         manifests.update(
             lambda manifest: replace(
                 manifest,

@@ -530,7 +530,7 @@ class ReaderRegistration:
         self, log: ClusterLog, name: str, maps: Collection[str] | None, *, images: bool
     ) -> None:
         self._log, self._name, self._maps, self._images = log, name, maps, images
-        self._reader = Reader(log.store, log.folder, name, log.clock, log.randomness)
+        self._reader = Reader(log.context, log.folder, name)
         self._looked: Base | None = None
         """The proposed base, if this process has checked that its files are kept."""
 

@@ -81,7 +81,7 @@ class Agent:
         clock, randomness = SystemClock(config.clock_offset_ms), SystemRandomness()
         context = open_context(
             config.place,
-            tails=partial(_tails, config, clock, randomness),
+            tails=partial(_tails, config, clock),
             clock=clock,
             randomness=randomness,
         )
@@ -414,10 +414,10 @@ def _is_full(failure: BaseException | None) -> bool:
     return failure is not None
 
 
-def _tails(config: AgentConfig, clock: Clock, randomness: Randomness, root: SegmentStore) -> Tails:
+def _tails(config: AgentConfig, clock: Clock, root: SegmentStore) -> Tails:
     """How this agent reads the disks of other nodes."""
     key = config.tail_access.own_key() if config.tail_endpoint else None
-    return AgentTails(root, key, clock, randomness)
+    return AgentTails(root, key, clock)
 
 
 def _endpoint(config: AgentConfig, clock: Clock) -> EndpointLock:

@@ -12,11 +12,11 @@ from imap_wal import layout
 from imap_wal.backup import catalogue
 from imap_wal.backup.catalogue import Backup, BackupFile
 from imap_wal.backup.run import BackupProgress
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog
 from imap_wal.format import END, Position
 from imap_wal.manifest.epochs import closed
-from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 MARKER = layout.RESTORE_MARKER
@@ -128,7 +128,7 @@ def _close(target: SegmentStore, folder: str) -> None:
         epochs = closed(manifest.epochs, end)
         return None if epochs == manifest.epochs else replace(manifest, epochs=epochs)
 
-    node_manifests(target, folder, SystemClock(), SystemRandomness()).update(close)
+    NodeManifestLog(Context(target), folder).update(close)
 
 
 def _rank(file: BackupFile) -> int:

@@ -25,7 +25,7 @@ from imap_wal.errors import InvalidSetting, StorageUnavailable, WriterLocked
 from imap_wal.inspect.running_writer import writer_of
 from imap_wal.layout import Identity
 from imap_wal.manifest.claims import claim_manifests
-from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
 from imap_wal.manifest.older import current_cluster
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.proof import prove_restore
@@ -229,10 +229,9 @@ def demand_no_other_writer(context: LogContext) -> None:
 def demand_claimable(context: LogContext) -> None:
     """Raise what `next_incarnation` would raise, before anything is written: once a node's log is
     registered, all other nodes need it."""
-    store, folder = context.store, context.identity.cluster_folder
-    clusters = cluster_manifests(store, folder, context.clock, context.randomness)
-    current_cluster(store, folder, clusters, context.clock, context.randomness)
-    claims = claim_manifests(store, folder, context.clock, context.randomness)
+    folder = context.identity.cluster_folder
+    current_cluster(context.context, folder, ClusterManifestLog(context.context, folder))
+    claims = claim_manifests(context.context, folder)
     if claims.read()[1].newest:
         raise _of_members(context.identity.cluster, context.identity.namespace)
 
@@ -249,7 +248,7 @@ def next_incarnation(log: NodeLog) -> int:
     if Hazelcast members write this log, because the next lifetime of their cluster would void what
     this store acknowledges. Raises `CorruptLog` if an older copy replaced the cluster's
     manifest."""
-    current_cluster(log.store, log.identity.cluster_folder, log.clusters, log.clock, log.randomness)
+    current_cluster(log.context.context, log.identity.cluster_folder, log.clusters)
 
     def claim(manifest: ClusterManifest) -> ClusterManifest:
         if log.claims.read()[1].newest:

@@ -24,8 +24,8 @@ from imap_wal.inspect.finding import (
     damaged,
 )
 from imap_wal.manifest import missing
-from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.parquet.salvage import count_readable
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.scan import demand_entries, read_scan
@@ -278,11 +278,10 @@ def _still_named(context: Context, scan: FileScan) -> LogError | None:
     """The error for a missing file that the manifest, read again, still names. None if it does not
     name it."""
     folders = scan.path.split("/")
-    store, clock, randomness = context.store, context.clock, context.randomness
     if scan.kind == ARCHIVE:
-        manifests = node_manifests(store, "/".join(folders[:4]), clock, randomness)
+        manifests = NodeManifestLog(context, "/".join(folders[:4]))
         return missing.archive(scan.path, scan.node, manifests.read()[1])
-    clusters = cluster_manifests(store, "/".join(folders[:2]), clock, randomness)
+    clusters = ClusterManifestLog(context, "/".join(folders[:2]))
     return missing.snapshot_file(scan.path, clusters.read()[1])
 
 

@@ -18,8 +18,8 @@ from imap_wal.errors import InvalidSetting, LogExists, NoSuchLog
 from imap_wal.layout import Identity
 from imap_wal.log.open_log import Log
 from imap_wal.manifest.claims import claim_manifests
-from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
+from imap_wal.manifest.node import LOG, NodeManifest, NodeManifestLog
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
@@ -228,28 +228,21 @@ def _context(
 
 def _manifests(context: LogContext) -> ManifestLog[NodeManifest]:
     folder = context.identity.node_folder
-    return node_manifests(context.store, folder, context.clock, context.randomness)
+    return NodeManifestLog(context.context, folder)
 
 
 def _check_neighbours(context: LogContext) -> None:
     """Raises `InvalidSetting` if the cluster contains maps."""
-    store, identity, clock, randomness = (
-        context.store,
-        context.identity,
-        context.clock,
-        context.randomness,
-    )
-    _, manifest = cluster_manifests(store, identity.cluster_folder, clock, randomness).read()
+    identity = context.identity
+    _, manifest = ClusterManifestLog(context.context, identity.cluster_folder).read()
     others = [node for node in manifest.nodes if node != identity.node]
     kinds = {
-        node: node_manifests(
-            store, layout.node_folder(identity.cluster_folder, node), clock, randomness
-        )
+        node: NodeManifestLog(context.context, layout.node_folder(identity.cluster_folder, node))
         .read()[1]
         .kind
         for node in others
     }
-    claims = claim_manifests(store, identity.cluster_folder, clock, randomness).read()[1]
+    claims = claim_manifests(context.context, identity.cluster_folder).read()[1]
     if claims.newest or any(kind != LOG for kind in kinds.values()):
         raise InvalidSetting(
             f"cluster {identity.cluster!r} in namespace {identity.namespace!r} contains maps; "

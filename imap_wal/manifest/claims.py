@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from imap_wal.clock import Clock, Randomness
+from imap_wal.context import Context
 from imap_wal.errors import TooLarge
 from imap_wal.manifest.store import (
     FORMAT,
@@ -16,7 +16,6 @@ from imap_wal.manifest.store import (
     document_of,
     require,
 )
-from storage_backends import SegmentStore
 
 MEMBERS_MAX = 1000
 """The most members of a view, and the most that are kept out of it."""
@@ -130,9 +129,12 @@ class ClaimManifest:
         return checked(data, cls)
 
 
-def claim_manifests(
-    store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
-) -> ManifestLog[ClaimManifest]:
+def claim_manifests(context: Context, cluster_folder: str) -> ManifestLog[ClaimManifest]:
     return ManifestLog(
-        store, f"{cluster_folder}/claims", ClaimManifest, ClaimManifest(), clock, randomness
+        context.store,
+        f"{cluster_folder}/claims",
+        ClaimManifest,
+        ClaimManifest(),
+        context.clock,
+        context.randomness,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from imap_wal.clock import Clock, Randomness
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
 from imap_wal.manifest import epochs
@@ -42,7 +42,6 @@ from imap_wal.manifest.store import (
     require,
     without_defaults,
 )
-from storage_backends import SegmentStore
 
 TABLE_FROM = 256
 """The snapshots of this many maps or more are a `SnapshotTable`."""
@@ -261,11 +260,10 @@ class ClusterManifest:
 class ClusterManifestLog(ManifestLog[ClusterManifest]):
     """The manifests of a cluster, and the lists of files that they name."""
 
-    def __init__(
-        self, store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
-    ) -> None:
+    def __init__(self, context: Context, cluster_folder: str) -> None:
+        store, randomness = context.store, context.randomness
         super().__init__(
-            store, cluster_folder, ClusterManifest, ClusterManifest(), clock, randomness
+            store, cluster_folder, ClusterManifest, ClusterManifest(), context.clock, randomness
         )
         self.lists = SnapshotLists(store, cluster_folder, randomness, self._named)
 
@@ -302,12 +300,6 @@ class ClusterManifestLog(ManifestLog[ClusterManifest]):
         lists = lists_of(content.snapshots)
         if lists != lists_of(self._follows(number).snapshots):
             self.lists.sweep(number, {*names_of(lists), *content.dropped_lists})
-
-
-def cluster_manifests(
-    store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
-) -> ClusterManifestLog:
-    return ClusterManifestLog(store, cluster_folder, clock, randomness)
 
 
 def set_decoded(manifests: ManifestLog[ClusterManifest], maps: Iterable[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from imap_wal.clock import Clock, Randomness
+from imap_wal.context import Context
 from imap_wal.entry import SHARED_SESSIONS, TURNS, Pair
 from imap_wal.format import START, Position
 from imap_wal.manifest.epochs import Epoch
@@ -29,7 +29,6 @@ from imap_wal.manifest.store import (
     require,
 )
 from imap_wal.segment.listing import WalFolder
-from storage_backends import SegmentStore
 
 LOG = "log"
 UNKNOWN = -1
@@ -284,10 +283,11 @@ def without_turn(pair: Pair) -> Pair:
 class NodeManifestLog(ManifestLog[NodeManifest]):
     """The manifests of a node's log, and the lists of archives that they name."""
 
-    def __init__(
-        self, store: SegmentStore, node_folder: str, clock: Clock, randomness: Randomness
-    ) -> None:
-        super().__init__(store, node_folder, NodeManifest, NodeManifest(), clock, randomness)
+    def __init__(self, context: Context, node_folder: str) -> None:
+        store, randomness = context.store, context.randomness
+        super().__init__(
+            store, node_folder, NodeManifest, NodeManifest(), context.clock, randomness
+        )
         self.lists = ArchiveLists(store, node_folder, randomness, self._named)
 
     def _named(self) -> set[str]:
@@ -308,9 +308,3 @@ class NodeManifestLog(ManifestLog[NodeManifest]):
     def _finish(self, number: int, content: NodeManifest) -> None:
         if content.archives.lists != self._follows(number).archives.lists:
             self.lists.sweep(number, {*content.archives.names, *content.dropped})
-
-
-def node_manifests(
-    store: SegmentStore, node_folder: str, clock: Clock, randomness: Randomness
-) -> NodeManifestLog:
-    return NodeManifestLog(store, node_folder, clock, randomness)

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from imap_wal import layout
-from imap_wal.clock import Clock, Randomness
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog
 from imap_wal.format import START
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.epochs import Name, ids
-from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.segment.listing import SegmentFile, WalFolder
 from storage_backends import SegmentStore, StoredFile
@@ -160,22 +160,16 @@ def older_epoch(manifest: NodeManifest, opened: Mapping[str, Name]) -> str:
 
 
 def current_cluster(
-    store: SegmentStore,
-    cluster_folder: str,
-    clusters: ManifestLog[ClusterManifest],
-    clock: Clock,
-    randomness: Randomness,
+    context: Context, cluster_folder: str, clusters: ManifestLog[ClusterManifest]
 ) -> ClusterManifest:
     """The cluster's manifest. Raises `CorruptLog` if a node has seen a newer one: an older copy
     replaced it, and would assign generations and incarnations a second time. Also if a restore of a
     backup, which writes this manifest last, has not ended."""
-    nodes = {}
+    store, nodes = context.store, {}
     # Read before the cluster's manifest, which is then at least as new as those they have seen.
     for folder in store.folders(f"{cluster_folder}/nodes"):
         nodes[folder] = (
-            node_manifests(store, f"{cluster_folder}/nodes/{folder}", clock, randomness)
-            .read()[1]
-            .cluster
+            NodeManifestLog(context, f"{cluster_folder}/nodes/{folder}").read()[1].cluster
         )
     number, cluster = clusters.read()
     if not number and store.exists(layout.RESTORE_MARKER):
@@ -190,7 +184,7 @@ def current_cluster(
         # Segments are listed first: each is begun after a manifest of its node was published.
         path = f"{cluster_folder}/nodes/{folder}"
         segments = any(layout.parse_wal_path(file.path) for file in store.list(f"{path}/wal"))
-        if segments and not node_manifests(store, path, clock, randomness).read()[0]:
+        if segments and not NodeManifestLog(context, path).read()[0]:
             why = f"there are segments in {path}/wal, but no manifest"
             raise older_manifest(f"{path}/manifest", why, NO_MANIFEST_ADVICE)
     for folder, seen in nodes.items():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from imap_wal.clock import Clock, Randomness
+from imap_wal.context import Context
 from imap_wal.format import END, START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.list_files import ListFile, dropped_names
@@ -33,7 +33,6 @@ from imap_wal.manifest.store import (
     require,
     without_defaults,
 )
-from storage_backends import SegmentStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +207,9 @@ class BaseLists(SnapshotLists):
 class ReaderManifestLog(ManifestLog[ReaderManifest]):
     """The manifests of one reader, and the lists of files that its bases name."""
 
-    def __init__(
-        self, store: SegmentStore, folder: str, clock: Clock, randomness: Randomness
-    ) -> None:
-        super().__init__(store, folder, ReaderManifest, ReaderManifest(), clock, randomness)
+    def __init__(self, context: Context, folder: str) -> None:
+        store, randomness = context.store, context.randomness
+        super().__init__(store, folder, ReaderManifest, ReaderManifest(), context.clock, randomness)
         self.lists = BaseLists(store, folder, randomness, self._named)
 
     def _named(self) -> set[str]:

@@ -36,7 +36,7 @@ from shlex import quote
 from typing import TypeAlias
 
 from imap_wal import layout
-from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, InvalidSetting, LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
@@ -112,7 +112,7 @@ def _names(store: SegmentStore, cluster_folder: str) -> list[str]:
 
 def _read(store: SegmentStore, cluster_folder: str, name: str) -> tuple[int, ReaderManifest]:
     try:
-        return _manifests(store, cluster_folder, name, SystemClock(), SystemRandomness()).read()
+        return _manifests(Context(store), cluster_folder, name).read()
     except CorruptLog as error:
         raise _with_advice(error, name) from error
 
@@ -169,16 +169,9 @@ def bases_of_history(store: SegmentStore, cluster_folder: str) -> tuple[Base, ..
 class Reader:
     """How far one reader has read, in its manifests."""
 
-    def __init__(
-        self,
-        store: SegmentStore,
-        cluster_folder: str,
-        name: str,
-        clock: Clock,
-        randomness: Randomness,
-    ) -> None:
-        self._name, self._clock = name, clock
-        self._manifests = _manifests(store, cluster_folder, name, clock, randomness)
+    def __init__(self, context: Context, cluster_folder: str, name: str) -> None:
+        self._name, self._clock = name, context.clock
+        self._manifests = _manifests(context, cluster_folder, name)
 
     def begin(self, positions: Mapping[str, Position]) -> None:
         """Register the reader, or let it begin again, without a base. Nothing changes if it is
@@ -264,14 +257,12 @@ class Reader:
         return reader
 
 
-def forget(
-    store: SegmentStore, cluster_folder: str, name: str, clock: Clock, randomness: Randomness
-) -> bool:
+def forget(context: Context, cluster_folder: str, name: str) -> bool:
     """Keep nothing for a reader any more, even if its manifest is damaged. False if there is none
     of this name."""
-    if name not in _names(store, cluster_folder):
+    if name not in _names(context.store, cluster_folder):
         return False
-    manifests = _manifests(store, cluster_folder, name, clock, randomness)
+    manifests, clock = _manifests(context, cluster_folder, name), context.clock
     was_known = False
 
     def change(reader: ReaderManifest) -> ReaderManifest:
@@ -284,14 +275,9 @@ def forget(
         manifests.update(change, alone=True)  # so its lists are deleted, too
     except CorruptLog:
         gone = ReaderManifest({}, clock.now_ms(), forgotten=True)
-        return manifests.replace_damaged(gone) or forget(
-            store, cluster_folder, name, clock, randomness
-        )
+        return manifests.replace_damaged(gone) or forget(context, cluster_folder, name)
     return was_known
 
 
-def _manifests(
-    store: SegmentStore, cluster_folder: str, name: str, clock: Clock, randomness: Randomness
-) -> ReaderManifestLog:
-    folder = f"{layout.readers_folder(cluster_folder)}/{encode(name)}"
-    return ReaderManifestLog(store, folder, clock, randomness)
+def _manifests(context: Context, cluster_folder: str, name: str) -> ReaderManifestLog:
+    return ReaderManifestLog(context, f"{layout.readers_folder(cluster_folder)}/{encode(name)}")

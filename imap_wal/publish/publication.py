@@ -114,7 +114,7 @@ def publish(
                     _demand_first(log, table)
                 table.make()
                 continue
-            reader = Reader(log.store, log.folder, _reader_name(table), log.clock, log.randomness)
+            reader = Reader(log.context, log.folder, _reader_name(table))
             reader.keep(_proposed(name, base), DAY_MS, files_only=True)
             now = log.manifest().snapshots.get(name)
             if now is None or now.generation != snapshot.generation:

@@ -24,9 +24,9 @@ from imap_wal.errors import LogError, MissingNode, ShortLog
 from imap_wal.format import START, Position
 from imap_wal.manifest import missing
 from imap_wal.manifest.claims import claim_manifests
-from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
 from imap_wal.manifest.epochs import demand_same
-from imap_wal.manifest.node import NodeManifest, NodeManifestLog, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from imap_wal.manifest.older import (
     MISSING_ADVICE,
     current_cluster,
@@ -73,7 +73,7 @@ class ClusterLog:
         self.context, self.namespace, self.cluster = context, namespace, cluster
         self.store, self.clock, self.randomness = context.store, context.clock, context.randomness
         self.folder = layout.cluster_folder(namespace, cluster)
-        self.manifests = cluster_manifests(self.store, self.folder, self.clock, self.randomness)
+        self.manifests = ClusterManifestLog(self.context, self.folder)
         self._nodes: dict[str, NodeManifestLog] = {}
 
     @classmethod
@@ -145,9 +145,7 @@ class ClusterLog:
         damage = [node.damage for node in nodes.values() if node.damage is not None]
         if not number:  # a log that is just being created, or one that lost its manifest
             try:
-                current_cluster(
-                    self.store, self.folder, self.manifests, self.clock, self.randomness
-                )
+                current_cluster(self.context, self.folder, self.manifests)
             except LogError as error:
                 damage.append(error)
         seen = manifest.seen(number)
@@ -189,7 +187,7 @@ class ClusterLog:
     def _with_everything(
         self, state: ClusterState, nodes: Mapping[str, NodeState], lost: tuple[LogError, ...]
     ) -> ClusterState:
-        claims = claim_manifests(self.store, self.folder, self.clock, self.randomness)
+        claims = claim_manifests(self.context, self.folder)
         number, claim, lost_claims = _read(claims, everything=True)
         snapshots = () if state.number else self.store.list(f"{self.folder}/snapshot")
         lost_by_folder = {
@@ -210,7 +208,7 @@ class ClusterLog:
         manifests = self._nodes.get(name)
         if manifests is None:
             folder = self.node_folder(name)
-            manifests = node_manifests(self.store, folder, self.clock, self.randomness)
+            manifests = NodeManifestLog(self.context, folder)
         return self._nodes.setdefault(name, manifests)
 
     def node(self, name: str) -> NodeState:
@@ -256,9 +254,7 @@ class ClusterLog:
         """The error for a file that was not found again: `ShortLog` if the manifests, read again,
         still name it; otherwise the error itself."""
         for name in self.nodes():
-            manifest = node_manifests(
-                self.store, self.node_folder(name), self.clock, self.randomness
-            ).read()[1]
+            manifest = NodeManifestLog(self.context, self.node_folder(name)).read()[1]
             lost = missing.archive(error.path, name, manifest)
             if lost is not None:
                 return lost

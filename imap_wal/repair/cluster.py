@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from imap_wal import layout
@@ -24,8 +25,8 @@ from imap_wal.inspect import older_manifests
 from imap_wal.inspect.verify import foreign_files
 from imap_wal.manifest import key_checks, readers
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
-from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.manifest.older import NO_MANIFEST_ADVICE
 from imap_wal.manifest.store import C, ManifestLog, manifest_number, with_checksum
 from imap_wal.names import encode
@@ -239,18 +240,14 @@ class ClusterRepair:
         folder, number, content = repair.node.folder, repair.node.number, repair.manifest
         if content is None:
             return self._manifest_file(folder, number)
-        return _encoded(
-            lambda store: node_manifests(store, folder, self.clock, self.randomness),
-            repair.number,
-            content,
-        )
+        return self._encoded(partial(NodeManifestLog, node_folder=folder), repair.number, content)
 
     def _claim_manifest(self) -> Files:
         view, content = self.view, self._claims
         if content is None:
             return self._manifest_file(f"{view.folder}/claims", view.claims_number)
-        return _encoded(
-            lambda store: claim_manifests(store, view.folder, self.clock, self.randomness),
+        return self._encoded(
+            partial(claim_manifests, cluster_folder=view.folder),
             self._claims_repair.number,
             content,
         )
@@ -261,11 +258,25 @@ class ClusterRepair:
             lists = [(path, self.store.read(path)) for path in self._manifest_repair.lists]
             return [*lists, *self._manifest_file(folder, number)]
         content = replace(self._manifest, snapshots=self._snapshots.planned)
-        return _encoded(
-            lambda store: cluster_manifests(store, folder, self.clock, self.randomness),
+        return self._encoded(
+            partial(ClusterManifestLog, cluster_folder=folder),
             self._manifest_repair.number,
             content,
         )
+
+    def _encoded(self, log: Callable[[Context], ManifestLog[C]], number: int, content: C) -> Files:
+        """Manifest `number` with this content, and the lists that it names, which come first."""
+        name = f"imap-wal-repair-{SystemRandomness().name()}"
+        scratch = MemoryStore(name)
+        try:
+            manifests = log(self.context.on(scratch))
+            manifests.publish(number - 1, content)
+            path = manifests.next_path(number - 1)
+            lists = [file.path for file in scratch.list("") if layout.list_number(file.path)]
+            return [(file, scratch.read(file)) for file in (*lists, path)]
+        finally:
+            scratch.close()
+            forget(name)
 
     def _manifest_file(self, folder: str, number: int) -> Files:
         path = f"{folder}/manifest/{number:010d}.json"
@@ -294,18 +305,3 @@ def _without_manifest(whose: str, folder: str) -> NotRepairable:
 def _create(target: SegmentStore, files: Files) -> None:
     for path, content in files:
         target.create(path, content)
-
-
-def _encoded(log: Callable[[SegmentStore], ManifestLog[C]], number: int, content: C) -> Files:
-    """Manifest `number` with this content, and the lists that it names, which come first."""
-    name = f"imap-wal-repair-{SystemRandomness().name()}"
-    scratch = MemoryStore(name)
-    try:
-        manifests = log(scratch)
-        manifests.publish(number - 1, content)
-        path = manifests.next_path(number - 1)
-        lists = [file.path for file in scratch.list("") if layout.list_number(file.path)]
-        return [(file, scratch.read(file)) for file in (*lists, path)]
-    finally:
-        scratch.close()
-        forget(name)

@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from imap_wal import layout
-from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.disposal import dispose
 from imap_wal.errors import Fenced, ImapWalError, LostRace, StorageUnavailable, WriterLocked
 from imap_wal.layout import Identity
 from imap_wal.manifest import missing
-from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
 from imap_wal.manifest.list_files import Archive
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
@@ -230,8 +229,7 @@ class _Run:
 
     def _decoded_maps(self) -> tuple[str, ...]:
         """Which maps have decoded columns."""
-        folder = "/".join(self._folder.split("/")[:2])
-        clusters = cluster_manifests(self._store, folder, SystemClock(), SystemRandomness())
+        clusters = ClusterManifestLog(Context(self._store), layout.cluster_of(self._folder))
         return clusters.read()[1].decoded
 
     def _publish(self, work: WrittenArchives) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from imap_wal import layout
 from imap_wal.context import Context
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
 from imap_wal.manifest.list_files import Archive
 from imap_wal.parquet.archive_rows import ArchiveRows, to_waiting, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
@@ -74,12 +74,7 @@ def write_archives(context: Context, job: ArchiveJob) -> WrittenArchives:
     """Read the segments, and write and store a Parquet file per map. The files do not count until
     the manifest names them."""
     context = context.with_fixed_keys()
-    clusters = cluster_manifests(
-        context.store,
-        "/".join(job.node_folder.split("/")[:2]),
-        context.clock,
-        context.randomness,
-    )
+    clusters = ClusterManifestLog(context, layout.cluster_of(job.node_folder))
     key_checks.enter(context.keys.key_ring, clusters)
     return _Pass(context, job).run()
 

@@ -35,7 +35,7 @@ from imap_wal.manifest import key_checks
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.list_files import Archive, Listed
-from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog, Seen
 from imap_wal.manifest.older import MISSING_ADVICE, current_cluster
 from imap_wal.manifest.roots import demand_root
 from imap_wal.names import decode
@@ -66,7 +66,7 @@ def demand_possible(log: ClusterLog) -> None:
     """Raise what refuses a backfill: `InvalidSetting` for a cluster of Hazelcast members,
     `WriterLocked` if a node's log is not closed, `MissingNode` if it is not there, and
     `EncryptionError` if the keys do not fit. Changes nothing."""
-    current_cluster(log.store, log.folder, log.manifests, log.clock, log.randomness)
+    current_cluster(log.context, log.folder, log.manifests)
     if not log.manifests.read()[0]:
         demand_root(log.store)
     _demand_closed(log, log.manifest())
@@ -102,7 +102,7 @@ def begin(log: ClusterLog) -> Backfill:
         embedded=True,
         cluster=Seen(number, cluster.generation, cluster.incarnation),
     )
-    node_manifests(log.store, backfill.folder(log), log.clock, log.randomness).publish(0, empty)
+    NodeManifestLog(log.context, backfill.folder(log)).publish(0, empty)
     return backfill
 
 
@@ -134,7 +134,7 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
         return replace(now, nodes={**now.nodes, backfill.node: backfill.directory})
 
     enter(log.manifests.read()[1])  # first: a refusal is likely to be noticed here
-    nodes = node_manifests(log.store, backfill.folder(log), log.clock, log.randomness)
+    nodes = NodeManifestLog(log.context, backfill.folder(log))
     last = max(archive.last for archive in archives)
 
     def name(manifest: NodeManifest) -> NodeManifest:
@@ -163,7 +163,7 @@ def abandon(log: ClusterLog, backfill: Backfill) -> None:
 
 
 def _demand_closed(log: ClusterLog, manifest: ClusterManifest) -> None:
-    claims = claim_manifests(log.store, log.folder, log.clock, log.randomness)
+    claims = claim_manifests(log.context, log.folder)
     if claims.read()[1].newest:
         raise InvalidSetting(
             f"cluster {log.cluster!r} in namespace {log.namespace!r} belongs to Hazelcast members: "
@@ -171,7 +171,7 @@ def _demand_closed(log: ClusterLog, manifest: ClusterManifest) -> None:
         )
     for node in sorted(manifest.nodes):
         folder = layout.node_folder(log.folder, node)
-        number, node_manifest = node_manifests(log.store, folder, log.clock, log.randomness).read()
+        number, node_manifest = NodeManifestLog(log.context, folder).read()
         if not number:
             raise MissingNode(f"node {node!r}: there is no log in {folder}", MISSING_ADVICE)
         if not node_manifest.clean:
@@ -264,4 +264,4 @@ def remove_ended(log: ClusterLog, backfill: EndedBackfill) -> set[str]:
 def _of(log: ClusterLog, node: str) -> tuple[NodeManifest, tuple[StoredFile, ...]]:
     folder = log.node_folder(node)
     files = tuple(log.store.list(folder))
-    return node_manifests(log.store, folder, log.clock, log.randomness).read()[1], files
+    return NodeManifestLog(log.context, folder).read()[1], files

@@ -58,7 +58,7 @@ def keep_history(log: ClusterLog, history_s: int, skew_ms_max: int = SKEW_MS_MAX
     storage's by more than `skew_ms_max`; and the errors of `ClusterLog.state`."""
     if not history_s:
         return ""
-    reader = Reader(log.store, log.folder, HISTORY, log.clock, log.randomness)
+    reader = Reader(log.context, log.folder, HISTORY)
     for _ in range(ATTEMPTS):
         former = bases_of_history(log.store, log.folder)  # first: none is newer than the state
         state = log.state().demand(RecoveryPolicy.PARTIAL)

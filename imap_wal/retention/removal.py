@@ -17,7 +17,7 @@ from imap_wal.errors import LostRace
 from imap_wal.format import END, START, Position
 from imap_wal.manifest import readers
 from imap_wal.manifest.list_files import Archive
-from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, Seen, node_manifests
+from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, NodeManifestLog, Seen
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan
@@ -284,7 +284,7 @@ def _remove_files(
     remove(
         log.store,
         node,
-        node_manifests(log.store, node.folder, log.clock, log.randomness),
+        NodeManifestLog(log.context, node.folder),
         removal,
         state.seen,
     )

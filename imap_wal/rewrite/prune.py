@@ -17,7 +17,7 @@ from types import MappingProxyType
 from imap_wal.clock import SKEW_MS_MAX, demand_clock
 from imap_wal.format import END, START, Position
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.retention.backfill import ended_backfills, remove_ended
@@ -75,7 +75,7 @@ def prune(
         sizes |= {segment.path: segment.bytes for segment in removal.segments}
         gone = set(sizes)
         if not dry_run:
-            manifests = node_manifests(log.store, node.folder, log.clock, log.randomness)
+            manifests = NodeManifestLog(log.context, node.folder)
             gone = remove(log.store, node, manifests, removal, state.seen)
         archives += [archive.path for archive in removal.archives if archive.path in gone]
         segments += [scan.path for scan in removal.segments if scan.path in gone]

@@ -80,9 +80,7 @@ class NodeLog:
         self.store, self.identity, self.settings = context.store, context.identity, context.settings
         self.clock, self.randomness = context.clock, context.randomness
         self.manifests, self.clusters = manifests, clusters
-        self.claims = claim_manifests(
-            self.store, self.identity.cluster_folder, self.clock, self.randomness
-        )
+        self.claims = claim_manifests(context.context, self.identity.cluster_folder)
         self.epoch, self.directory, self.recovery = (
             manifest.epoch,
             manifest.directory,

@@ -30,9 +30,9 @@ from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
 from imap_wal.format import START, Position, epoch_id
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
 from imap_wal.manifest.epochs import Name, begun, ended
-from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
+from imap_wal.manifest.node import LOG, NodeManifest, NodeManifestLog
 from imap_wal.manifest.older import NOT_OPENED, current_cluster, opened_epochs, replaced
 from imap_wal.manifest.roots import demand_root
 from imap_wal.placement.router import demand_own
@@ -174,12 +174,8 @@ class NodeOpening:
         self._opened: Mapping[str, Name] = {}
         self._epoch: int | None = None
         self._recovery: Recovery | None = None
-        self.manifests = node_manifests(
-            self._store, self._folder, context.clock, context.randomness
-        )
-        self.clusters = cluster_manifests(
-            self._store, self._identity.cluster_folder, context.clock, context.randomness
-        )
+        self.manifests = NodeManifestLog(context.context, self._folder)
+        self.clusters = ClusterManifestLog(context.context, self._identity.cluster_folder)
         self._registration = Registration(context, self.clusters)
 
     def check_before(self) -> None:
@@ -386,14 +382,7 @@ class NodeOpening:
             )
 
     def _current_cluster(self) -> ClusterManifest:
-        context = self._context
-        return current_cluster(
-            self._store,
-            self._identity.cluster_folder,
-            self.clusters,
-            context.clock,
-            context.randomness,
-        )
+        return current_cluster(self._context.context, self._identity.cluster_folder, self.clusters)
 
     def _current_cluster_of(self, before: NodeManifest) -> tuple[int, ClusterManifest]:
         """The cluster's manifest, and its number."""

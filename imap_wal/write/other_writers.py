@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from imap_wal.errors import InvalidSetting, LostRace, MissingNode
 from imap_wal.layout import Identity
-from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
+from imap_wal.manifest.node import LOG, NodeManifest, NodeManifestLog
 from imap_wal.names import partition_count
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.write.context import LogContext
@@ -74,9 +74,7 @@ def shut_out_others(
 
 def _not_closed(context: LogContext, *, embedded: bool) -> Iterator[tuple[Identity, NodeManifest]]:
     who = context.identity
-    clusters = cluster_manifests(
-        context.store, who.cluster_folder, context.clock, context.randomness
-    )
+    clusters = ClusterManifestLog(context.context, who.cluster_folder)
     for node in sorted(clusters.read()[1].nodes):
         if node == who.node:
             continue
@@ -95,7 +93,7 @@ def _not_closed(context: LogContext, *, embedded: bool) -> Iterator[tuple[Identi
 
 
 def _newest(context: LogContext, who: Identity) -> NodeManifest:
-    manifests = node_manifests(context.store, who.node_folder, context.clock, context.randomness)
+    manifests = NodeManifestLog(context.context, who.node_folder)
     return manifests.read()[1]
 
 

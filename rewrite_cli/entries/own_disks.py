@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from imap_wal import layout
 from imap_wal.agent.access.keys import KeyPair
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.clock import SystemClock
 from imap_wal.inspect.own_disks import DiskTail, asked, own_disk
 from imap_wal.inspect.running_writer import writer_of
 from imap_wal.placement.router import Tails, Unasked
@@ -56,7 +56,7 @@ def tails_with(key: KeyPair | None) -> Callable[[SegmentStore], Tails]:
                 from imap_wal.agent.own_disk.tails import AgentTails
         except MissingExtra as error:
             return Unasked(root, f"agents cannot be asked: {error}")
-        return AgentTails(root, key, SystemClock(), SystemRandomness())
+        return AgentTails(root, key, SystemClock())
 
     return tails
 

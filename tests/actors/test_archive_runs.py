@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from imap_wal import layout
-from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.embedded.store import Store
 from imap_wal.errors import Fenced, ImapWalError
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
@@ -142,7 +141,7 @@ def test_an_archives_name_has_its_epoch_and_its_end(memory: MemoryStore) -> None
         archive_sealed(
             Context(memory), NODE, "n1", log.manifests, epoch=log.epoch, writing=log.unsealed
         )
-    manifest = node_manifests(memory, NODE, SystemClock(), SystemRandomness()).read()[1]
+    manifest = NodeManifestLog(Context(memory), NODE).read()[1]
     (archive,) = manifest.archives
     name = layout.parse_archive_path(archive.path)
     assert name is not None and name.epoch == 1 and name.last == archive.last

@@ -25,12 +25,11 @@ from imap_wal import format, layout
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.agent.open_log import OpenLog
-from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, ImapWalError, ReadOnly
 from imap_wal.format import START
 from imap_wal.layout import Identity
-from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
 from imap_wal.manifest.store import with_checksum
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import backfill
@@ -310,11 +309,9 @@ def another_copy(place: Place) -> None:
 
 def forgotten(place: Place) -> None:
     for node in place.nodes():
-        clusters = cluster_manifests(
-            KINDS[place.kind](str(place.root)),
+        clusters = ClusterManifestLog(
+            Context(KINDS[place.kind](str(place.root))),
             str(node.parent.parent.relative_to(place.root)),
-            SystemClock(),
-            SystemRandomness(),
         )
 
         def change(manifest: Any, name: str = node.name) -> Any:

@@ -9,8 +9,9 @@ from imap_wal import format
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.manifest.claims import claim_manifests
-from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
 from storage_backends import open_store
 from tests.agent.harness import config, named, plugin, serving
 from tests.kit.agents import live
@@ -181,11 +182,15 @@ def test_the_cluster_manifest_has_each_lifetime_with_its_cuts(tmp_path: Path) ->
         member.put(a="1")
         with plugin(settings, cluster_id="cluster-2", uuid="plugin-2"):
             pass
-    manifest = cluster_manifests(
-        open_store(settings.url), "default/c", FakeClock(), SeededRandomness(1)
+    manifest = ClusterManifestLog(
+        Context(open_store(settings.url), clock=FakeClock(), randomness=SeededRandomness(1)),
+        "default/c",
     ).read()[1]
     claims = (
-        claim_manifests(open_store(settings.url), "default/c", FakeClock(), SeededRandomness(1))
+        claim_manifests(
+            Context(open_store(settings.url), clock=FakeClock(), randomness=SeededRandomness(1)),
+            "default/c",
+        )
         .read()[1]
         .claims
     )

@@ -13,9 +13,9 @@ import pytest
 from imap_wal.agent.membership import claims as claims_module
 from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.clock import SeededRandomness
-from imap_wal.context import open_context
+from imap_wal.context import Context, open_context
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
-from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
 from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from tests.agent.harness import config, named, serving
@@ -24,9 +24,7 @@ from tests.support import FakeClock
 
 
 def claims(url: str) -> ClaimManifest:
-    found = claim_manifests(open_store(url), "default/c", FakeClock(), SeededRandomness(1)).read()[
-        1
-    ]
+    found = claim_manifests(Context(open_store(url)), "default/c").read()[1]
     return replace(
         found,
         claims=named(dict(found.claims)),
@@ -89,7 +87,10 @@ def test_two_claimers_of_one_half_get_the_same_view(halves: Halves) -> None:
     )
     assert (
         len(
-            cluster_manifests(open_store(halves.url), "default/c", FakeClock(), SeededRandomness(1))
+            ClusterManifestLog(
+                Context(open_store(halves.url), clock=FakeClock(), randomness=SeededRandomness(1)),
+                "default/c",
+            )
             .read()[1]
             .lifetimes
         )

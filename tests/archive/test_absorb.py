@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import imap_wal
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.format import Position
 from imap_wal.log import LogReader
 from imap_wal.manifest.list_files import Archive
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.retention.archive_writer import to_absorb
 from storage_backends.memory import MemoryStore
 
@@ -47,9 +47,7 @@ def test_many_archive_runs_keep_every_entry_exactly_once(
                 del store.map("m", raw=True)[b"%d" % number]
                 del written[b"%d" % number]
             store.archive()
-    manifest = node_manifests(
-        memory, "default/embedded/nodes/n1", SystemClock(), SystemRandomness()
-    ).read()[1]
+    manifest = NodeManifestLog(Context(memory), "default/embedded/nodes/n1").read()[1]
     assert len(manifest.archives) <= 2 * 2 * 7
     assert {archive.path for archive in manifest.archives} == {
         file.path for file in memory.list("") if file.path.endswith(".parquet")

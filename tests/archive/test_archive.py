@@ -285,10 +285,12 @@ def test_a_store_without_append_is_archived_object_by_object(tmp_path: Path) -> 
 
 def cluster_node_manifests(store: SegmentStore) -> ManifestLog[NodeManifest]:
     from imap_wal.clock import SeededRandomness
-    from imap_wal.manifest.node import node_manifests
+    from imap_wal.manifest.node import NodeManifestLog
     from tests.support import FakeClock
 
-    return node_manifests(store, "ns/c/nodes/n1", FakeClock(), SeededRandomness(3))
+    return NodeManifestLog(
+        Context(store, clock=FakeClock(), randomness=SeededRandomness(3)), "ns/c/nodes/n1"
+    )
 
 
 class Dying:

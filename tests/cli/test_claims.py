@@ -12,7 +12,7 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.context import Context
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
-from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
 from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.repair.cluster_manifest import OF_NO_CLUSTER
@@ -29,13 +29,11 @@ CLAIMS = "default/c/claims/manifest"
 
 
 def claims_of(url: str) -> ClaimManifest:
-    return claim_manifests(open_store(url), "default/c", FakeClock(), SeededRandomness(1)).read()[1]
+    return claim_manifests(Context(open_store(url)), "default/c").read()[1]
 
 
 def cluster_of(url: str) -> ClusterManifest:
-    return cluster_manifests(open_store(url), "default/c", FakeClock(), SeededRandomness(1)).read()[
-        1
-    ]
+    return ClusterManifestLog(Context(open_store(url)), "default/c").read()[1]
 
 
 @pytest.fixture
@@ -125,7 +123,9 @@ def test_verify_finds_a_cluster_manifest_older_than_the_claims(run: Run, url: st
 def test_a_snapshot_with_adopted_files_is_mixed() -> None:
     """Its files may have the same keys, and entries above its marks."""
     store: Any = MemoryStore("adopted")
-    manifests = cluster_manifests(store, "default/c", FakeClock(), SeededRandomness(1))
+    manifests = ClusterManifestLog(
+        Context(store, clock=FakeClock(), randomness=SeededRandomness(1)), "default/c"
+    )
     old = "default/c/snapshot/m/00000001/part-00000.parquet"
     new = "default/c/snapshot/m/00000002/part-00000.parquet"
     store.create(old, b"old")

@@ -19,10 +19,9 @@ from hypothesis import HealthCheck, given, settings
 
 import imap_wal
 from imap_wal import decoder, encoder
-from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.context import open_context
+from imap_wal.context import Context, open_context
 from imap_wal.entry import DELETED, KEY_CLASS
-from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
 from imap_wal.parquet import decoded_columns
 from imap_wal.parquet.columns import to_batch
 from imap_wal.parquet.decoded_columns import DecodedColumns
@@ -279,9 +278,7 @@ def test_encrypted_files_have_encrypted_texts(tmp_path: Path) -> None:
     url, keys = f"file://{tmp_path}/log", key_file(tmp_path, "a")
     with opened(url, encryption_keys=keys) as store:
         store.map("m")["a secret key"] = "a secret value"
-    manifests = cluster_manifests(
-        open_store(url), "default/embedded", SystemClock(), SystemRandomness()
-    )
+    manifests = ClusterManifestLog(Context(open_store(url)), "default/embedded")
     manifests.update(lambda now: replace(now, decoded=("*",)))
     with opened(url, encryption_keys=keys) as store:
         store.map("m")["b"] = 1

@@ -10,12 +10,11 @@ import pytest
 
 import imap_wal
 from imap_wal.agent.membership.forget_node import forget_node
-from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.embedded.store import Store
 from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode, NoSuchLog
 from imap_wal.log import Log
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.placement import Placed
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -146,9 +145,7 @@ def test_forgetting_again_changes_nothing_and_says_so(
         "the manifest, and the objects that fence the writer"
     )
     assert first.deleted and not first.before and not set(first.deleted) & set(left)
-    manifest = node_manifests(
-        store, log.node_folder("n2"), SystemClock(), SystemRandomness()
-    ).read()[1]
+    manifest = NodeManifestLog(Context(store), log.node_folder("n2")).read()[1]
     assert (manifest.forgotten, manifest.directory, manifest.requests, list(manifest.archives)) == (
         True,
         "",

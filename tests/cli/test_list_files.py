@@ -12,11 +12,10 @@ import pytest
 import imap_wal
 import imap_wal.rewrite.prune as pruning
 from imap_wal import layout
-from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, LogError, ShortLog
 from imap_wal.manifest.list_files import ListFile
-from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.removal import plan_covered
 from storage_backends import open_store
@@ -50,7 +49,7 @@ def log(tmp_path: Path) -> tuple[str, dict[str, dict[Any, Any]]]:
 
 
 def manifest(url: str) -> NodeManifest:
-    return node_manifests(open_store(url), FOLDER, SystemClock(), SystemRandomness()).read()[1]
+    return NodeManifestLog(Context(open_store(url)), FOLDER).read()[1]
 
 
 def lists(url: str) -> tuple[ListFile, ...]:
@@ -206,7 +205,7 @@ def test_a_prune_slower_than_manifests_are_kept_ends(
     def slow(*arguments: Any, **options: Any) -> Any:
         turns.append(1)
         if len(turns) == 1:
-            manifests = node_manifests(open_store(url), FOLDER, SystemClock(), SystemRandomness())
+            manifests = NodeManifestLog(Context(open_store(url)), FOLDER)
             seen = set(lists(url))
             while seen & set(lists(url)):
                 manifests.update(lambda now: now.with_archives((), tuple(now.archives)[:1]))

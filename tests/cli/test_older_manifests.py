@@ -14,13 +14,13 @@ import pytest
 
 import imap_wal
 from imap_wal import layout
+from imap_wal.context import Context
 from imap_wal.errors import ImapWalError, LogError
-from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from storage_backends import open_store
 from tests.cli.conftest import Run
 from tests.kit.effort import every, first
-from tests.support import FakeClock
 
 NODES = ("n1", "n2")
 CLUSTER = "default/embedded"
@@ -67,11 +67,11 @@ def contents(url: str) -> dict[str, Any]:
 
 
 def node_manifest(url: str, node: str) -> NodeManifest:
-    return node_manifests(open_store(url), f"{CLUSTER}/nodes/{node}", FakeClock(), None).read()[1]  # type: ignore[arg-type]
+    return NodeManifestLog(Context(open_store(url)), f"{CLUSTER}/nodes/{node}").read()[1]
 
 
 def cluster_manifest(url: str) -> ClusterManifest:
-    return cluster_manifests(open_store(url), CLUSTER, FakeClock(), None).read()[1]  # type: ignore[arg-type]
+    return ClusterManifestLog(Context(open_store(url)), CLUSTER).read()[1]
 
 
 def check_copy(

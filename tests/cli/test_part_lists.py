@@ -13,10 +13,9 @@ import pytest
 
 import imap_wal
 from imap_wal import layout
-from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.context import open_context
+from imap_wal.context import Context, open_context
 from imap_wal.errors import CorruptLog, LogError, ShortLog
-from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
 from imap_wal.manifest.list_files import ListFile
 from imap_wal.manifest.readers import HISTORY, bases_of_history
 from imap_wal.manifest.snapshots import Snapshot
@@ -68,7 +67,7 @@ def rewritten(run: Run, url: str, *words: str) -> None:
 
 
 def manifest(url: str) -> ClusterManifest:
-    return cluster_manifests(open_store(url), FOLDER, SystemClock(), SystemRandomness()).read()[1]
+    return ClusterManifestLog(Context(open_store(url)), FOLDER).read()[1]
 
 
 def snapshot(url: str) -> Snapshot:

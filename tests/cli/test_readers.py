@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.clock import SystemClock
 from imap_wal.context import Context
 from imap_wal.layout import cluster_folder
 from imap_wal.manifest import readers
@@ -28,7 +28,7 @@ def test_prune_names_readers_and_forgets_them(run: Run, tmp_path: Path) -> None:
             store.map("orders")["k"] = number
     folder = cluster_folder("default", "embedded")
     storage = open_store(str(url))
-    readers.Reader(storage, folder, "copy", SystemClock(), SystemRandomness()).begin({})
+    readers.Reader(Context(storage), folder, "copy").begin({})
     assert run("rewrite", url).code == 0
     kept = run("prune", url, "--yes", "-o", "json")
     assert kept.code == 0 and kept.json["clusters"][0]["segments"] == []
@@ -53,7 +53,7 @@ def test_a_reader_that_may_be_gone_is_named(run: Run, tmp_path: Path) -> None:
             store.map("orders")["k"] = number
     assert run("rewrite", url).code == 0
     old = FakeClock(SystemClock().now_ms() - 8 * 86_400_000)
-    copy = readers.Reader(storage, folder, "copy", old, SystemRandomness())
+    copy = readers.Reader(Context(storage, clock=old), folder, "copy")
     copy.begin({})
     manifest = ClusterLog(Context(storage), "default", "embedded").manifest()
     copy.propose(Base({}, {}, manifest.snapshots, manifest.versions))
@@ -182,7 +182,7 @@ def test_a_repaired_copy_names_the_readers_it_lacks(run: Run, tmp_path: Path) ->
         store.map("orders")["k"] = 1
         store.compact()
     storage = open_store(str(url))
-    readers.Reader(storage, folder, "copy", SystemClock(), SystemRandomness()).begin({})
+    readers.Reader(Context(storage), folder, "copy").begin({})
     done = run("repair", url, "--to", tmp_path / "again")
     assert done.code == 0, done.err
     assert "no former moment" in done.err and "does not have reader 'copy'" in done.err

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.clock import SystemClock
 from imap_wal.context import Context
 from imap_wal.errors import MissingNode
 from imap_wal.inspect.finding import Deadline
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, foreign_files, plan
 from imap_wal.manifest.list_files import Listed
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from storage_backends import open_store
 from storage_backends.objects import LocalObjects
 from tests.cli.conftest import Run
@@ -377,7 +377,7 @@ def test_an_archive_merged_during_verify_is_no_damage(run: Run, url: str) -> Non
     (view,) = take_inventory(Context(store))
     findings, units = plan(Context(store), view, lambda _: True)
     archive = next(unit for unit in units if unit.kind == "archive")
-    manifests = node_manifests(store, "prod/eu/nodes/n1", SystemClock(), SystemRandomness())
+    manifests = NodeManifestLog(Context(store), "prod/eu/nodes/n1")
     manifests.update(lambda manifest: replace(manifest, archives=Listed()))
     store.delete(archive.file)
     (found,), _ = check([archive], lambda _: None, Deadline(SystemClock(), None))

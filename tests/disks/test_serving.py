@@ -20,7 +20,8 @@ from imap_wal.agent.own_disk.tails import AgentTails
 from imap_wal.agent.transport.client import AgentClient
 from imap_wal.agent.transport.network import NetworkRouter
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.context import Context
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from imap_wal.placement.router import OwnDiskStore, Unasked
 from imap_wal.worker import Worker
 from storage_backends import NotFound, Unavailable
@@ -128,7 +129,7 @@ def test_only_keys_with_the_right_to_read_get_segments(tmp_path: Path) -> None:
     with serving(settings):
 
         def tails(key: Any) -> AgentTails:
-            return AgentTails(root, key, clock, SystemRandomness())
+            return AgentTails(root, key, clock)
 
         assert [file.path for file in tails(READER).files(node)]
         for key, why in ((MEMBER, "no right 'read'"), (STRANGER, "does not admit")):
@@ -149,7 +150,7 @@ def test_another_process_at_the_address_is_not_the_agent(tmp_path: Path) -> None
     pose = own_disk_config(tmp_path / "pose", "n1", port=int(settings.served_at.split(":")[-1]))
     (tmp_path / "pose").mkdir()
     with serving(pose):
-        tails = AgentTails(root, AGENT, SystemClock(), SystemRandomness())
+        tails = AgentTails(root, AGENT, SystemClock())
         with pytest.raises(Unavailable):
             tails.files(node)
         tails.close()
@@ -163,7 +164,7 @@ def test_an_answer_of_another_form_is_not_used(tmp_path: Path, header: list[Any]
     clock, randomness = SystemClock(), SystemRandomness()
     root, endpoint = LocalStore(str(tmp_path)), f"tcp://127.0.0.1:{free_port()}"
     manifest = NodeManifest(address=endpoint, directory="d")
-    node_manifests(root, NODE, clock, randomness).publish(0, manifest)
+    NodeManifestLog(Context(root, clock=clock, randomness=randomness), NODE).publish(0, manifest)
     other = NetworkRouter(endpoint, Bounds(), None, SystemClock(), Lines(SystemClock()))
 
     def answer(worker: Worker) -> bool:
@@ -173,7 +174,7 @@ def test_an_answer_of_another_form_is_not_used(tmp_path: Path, header: list[Any]
 
     worker = Worker("answers", answer)
     worker.start()
-    tails = AgentTails(root, None, clock, randomness)
+    tails = AgentTails(root, None, clock)
     try:
         with pytest.raises(Unavailable):
             tails.files(NODE)
@@ -187,11 +188,11 @@ def test_a_read_is_put_together_from_several_answers(tmp_path: Path) -> None:
     clock, randomness = SystemClock(), SystemRandomness()
     root = LocalStore(str(tmp_path / "root"))
     manifest = NodeManifest(address=endpoint, directory="d")
-    node_manifests(root, NODE, clock, randomness).publish(0, manifest)
+    NodeManifestLog(Context(root, clock=clock, randomness=randomness), NODE).publish(0, manifest)
     data = b"".join(number.to_bytes(4, "big") for number in range(3 * 2**20)) + bytes(5 * 2**20)
     with served(tmp_path, endpoint) as disk:
         disk.create(SEGMENT, data)
-        tails = AgentTails(root, None, clock, randomness)
+        tails = AgentTails(root, None, clock)
         assert tails.read(SEGMENT) == data
         for offset, length in ((0, 1), (2**22 - 1, 2**22 + 2), (len(data) - 3, 100), (2**30, 5)):
             assert tails.read(SEGMENT, offset, length) == data[offset : offset + length]

@@ -10,9 +10,10 @@ import pytest
 
 import imap_wal
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, NotSerializable
 from imap_wal.log import LogReader
-from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
 from storage_backends.memory import MemoryStore
 from tests.kit.gate import first_sync_waits_until
 from tests.support import (
@@ -302,7 +303,9 @@ def test_a_barrier_makes_queued_changes_readable_by_others(memory: MemoryStore) 
 def test_every_open_has_an_incarnation_of_its_own(memory: MemoryStore) -> None:
     for _ in range(3):
         embedded(memory).close()
-    manifests = cluster_manifests(memory, "default/embedded", FakeClock(), SeededRandomness(1))
+    manifests = ClusterManifestLog(
+        Context(memory, clock=FakeClock(), randomness=SeededRandomness(1)), "default/embedded"
+    )
     assert manifests.read()[1].incarnation == 3
 
 

@@ -147,7 +147,7 @@ PICKED = (
     Mutation(
         "a backfill begins although the cluster's manifest is older than the log",
         "imap_wal/retention/backfill.py",
-        "    current_cluster(log.store, log.folder, log.manifests, log.clock, log.randomness)\n",
+        "    current_cluster(log.context, log.folder, log.manifests)\n",
         "    pass\n",
         "tests/rewrite/test_backfill_of_older_manifest.py::test_a_backfill_refuses_an_older_cluster_manifest",
     ),

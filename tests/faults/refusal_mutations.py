@@ -75,7 +75,7 @@ OF_REFUSALS = (
     Mutation(
         "a command changes older manifests of a cluster",
         "rewrite_cli/commands/upkeep/decode.py",
-        "                current_cluster(log.store",
+        "                current_cluster(log.context",
         "                (lambda *_: None)(log.store",
         "tests/actors/test_refusals.py::test_a_change_of_older_manifests_is_refused",
     ),

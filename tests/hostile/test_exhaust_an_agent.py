@@ -18,6 +18,7 @@ from imap_wal.agent.bounds import REQUESTS_MAX, UNSENT_BYTES, raise_file_limit, 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.transport.router import parts
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.settings import Settings
@@ -387,7 +388,10 @@ def test_an_id_must_be_a_uuid(tmp_path: Path, field: str, value: Any) -> None:
         assert header[2] == "bad-request" and len(header[3]) < 500
         assert field in header[3] or "the header has" in header[3]
     assert (
-        not claim_manifests(open_store(settings.url), "default/c", FakeClock(), SeededRandomness(1))
+        not claim_manifests(
+            Context(open_store(settings.url), clock=FakeClock(), randomness=SeededRandomness(1)),
+            "default/c",
+        )
         .read()[1]
         .claims
     )

@@ -14,11 +14,11 @@ import google_crc32c
 import pytest
 
 import imap_wal
-from imap_wal.clock import SeededRandomness, SystemClock
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog
 from imap_wal.manifest.claims import claim_manifests
-from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.manifest.store import CLUSTER_FORMAT, FORMAT, canonical_json
 from storage_backends import StorageError, lease, open_store
 from storage_backends.memory import MemoryStore
@@ -94,8 +94,8 @@ CLUSTER = {
 CLAIMS = {"claims": {"c": 1}, "members": ["m1"], "lost": ["m2"], "forced": False}
 HEAD = {"number": 1, "floor": 1, "nonce": "n"}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "node": (node_manifests, NODE),
-    "cluster": (cluster_manifests, CLUSTER),
+    "node": (NodeManifestLog, NODE),
+    "cluster": (ClusterManifestLog, CLUSTER),
     "claims": (claim_manifests, CLAIMS),
 }
 
@@ -175,7 +175,7 @@ def read(document: dict[str, Any], kind: str, memory: MemoryStore) -> Any:
     path = f"f/{'claims/' if kind == 'claims' else ''}manifest/0000000001.json"
     memory.delete(path)
     memory.create(path, forged({**head(kind), **document}))
-    content = make(memory, "f", SystemClock(), SeededRandomness(1)).read()[1]
+    content = make(Context(memory), "f").read()[1]
     for each in ("archives", "snapshots"):  # parsed when they are used
         len(getattr(content, each, ()))
     return content
@@ -278,7 +278,7 @@ def test_a_forged_lease_is_an_error_of_the_storage(text: bytes, memory: MemorySt
 def test_json_that_is_nested_deeply_is_damage(memory: MemoryStore) -> None:
     memory.create("f/manifest/0000000001.json", b"[" * 100_000)
     with pytest.raises(CorruptLog, match="not JSON"):
-        node_manifests(memory, "f", SystemClock(), SeededRandomness(1)).read()
+        NodeManifestLog(Context(memory), "f").read()
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from imap_wal.errors import EncryptionError, ImapWalError, LogError
 from imap_wal.format import Frame, Home
 from imap_wal.inspect.inventory import looks_at
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.cluster import ClusterManifestLog
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import EMPTIED, POINT_IN_TIME, SALVAGE
 from imap_wal.retention.archive import archive_sealed
@@ -201,7 +201,10 @@ def test_a_segment_of_another_place_is_never_used(
             keyed(store, "a"),
             IDENTITY.node_folder,
             "n1",
-            node_manifests(store, IDENTITY.node_folder, FakeClock(), SeededRandomness(1)),
+            NodeManifestLog(
+                Context(store, clock=FakeClock(), randomness=SeededRandomness(1)),
+                IDENTITY.node_folder,
+            ),
         )
     for recovery in ("absolute", "torn-tail", "point-in-time"):
         try:
@@ -313,7 +316,9 @@ def test_a_repair_with_keys_of_a_log_without_encryption_stops() -> None:
     log.sync()
     left = copy_files(memory)
     forget("victim")
-    clusters = cluster_manifests(left, IDENTITY.cluster_folder, FakeClock(), SeededRandomness(2))
+    clusters = ClusterManifestLog(
+        Context(left, clock=FakeClock(), randomness=SeededRandomness(2)), IDENTITY.cluster_folder
+    )
     key_checks.enter(key_ring("a"), clusters)
     with pytest.raises(EncryptionError, match="not encrypted"):
         repaired(left, SALVAGE)

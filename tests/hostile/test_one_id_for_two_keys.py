@@ -10,11 +10,11 @@ import pytest
 
 import imap_wal
 from imap_wal import log
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.clock import SystemRandomness
 from imap_wal.context import Context, open_context
 from imap_wal.errors import EncryptionError
 from imap_wal.inspect.inventory import looks_at
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import SALVAGE
@@ -204,7 +204,7 @@ class Replacing(GatedStore):
 
 def archive(context: Context) -> None:
     randomness = SystemRandomness()
-    nodes = node_manifests(context.store, IDENTITY.node_folder, SystemClock(), randomness)
+    nodes = NodeManifestLog(Context(context.store, randomness=randomness), IDENTITY.node_folder)
     archive_sealed(context, IDENTITY.node_folder, "n1", nodes)
 
 

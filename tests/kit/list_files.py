@@ -10,6 +10,7 @@ import pytest
 
 from imap_wal import layout
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.format import Position
 from imap_wal.manifest import list_files, snapshots
 from imap_wal.manifest.cluster import ClusterManifestLog
@@ -28,8 +29,12 @@ def short_lists(monkeypatch: pytest.MonkeyPatch, newest: int = 3, least: int = 4
     monkeypatch.setattr(list_files, "LIST_MIN", least)
 
 
+def seeded(store: SegmentStore, seed: int) -> Context:
+    return Context(store, clock=FakeClock(), randomness=SeededRandomness(seed))
+
+
 def log_of(store: SegmentStore, seed: int = 1) -> NodeManifestLog:
-    return NodeManifestLog(store, FOLDER, FakeClock(), SeededRandomness(seed))
+    return NodeManifestLog(seeded(store, seed), FOLDER)
 
 
 def archive(number: int) -> Archive:
@@ -86,7 +91,7 @@ def short_part_lists(monkeypatch: pytest.MonkeyPatch, most: int = 3, least: int 
 
 
 def cluster_log(store: SegmentStore, seed: int = 1) -> ClusterManifestLog:
-    return ClusterManifestLog(store, CLUSTER, FakeClock(), SeededRandomness(seed))
+    return ClusterManifestLog(seeded(store, seed), CLUSTER)
 
 
 def snapshot_of(parts: Mapping[int, int], generation: int = 1, name: str = "m") -> Snapshot:

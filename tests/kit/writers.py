@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from imap_wal import format
-from imap_wal.clock import SeededRandomness
-from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.context import Context
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore
-from tests.support import IDENTITY, FakeClock, row
+from tests.support import IDENTITY, row
 
 
 def write(log: NodeLog, *requests: int) -> None:
@@ -17,4 +17,4 @@ def write(log: NodeLog, *requests: int) -> None:
 
 
 def manifest(store: SegmentStore) -> NodeManifest:
-    return node_manifests(store, IDENTITY.node_folder, FakeClock(), SeededRandomness(1)).read()[1]
+    return NodeManifestLog(Context(store), IDENTITY.node_folder).read()[1]

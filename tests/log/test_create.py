@@ -114,7 +114,9 @@ def test_a_log_is_refused_among_hazelcast_members(memory: MemoryStore) -> None:
         Context(memory, clock=FakeClock(), randomness=SeededRandomness(1)), "default", "log"
     )
     cluster.manifests.update(lambda manifest: type(manifest)(incarnation=1))
-    claims = claim_manifests(memory, cluster.folder, FakeClock(), SeededRandomness(1))
+    claims = claim_manifests(
+        Context(memory, clock=FakeClock(), randomness=SeededRandomness(1)), cluster.folder
+    )
     claims.update(lambda now: now.with_claim("a cluster id", 1))
     with pytest.raises(InvalidSetting, match="choose another cluster name"):
         create(memory)

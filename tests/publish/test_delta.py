@@ -14,6 +14,7 @@ import pytest
 from imap_wal import format
 from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.entry import clear_of, pack
 from imap_wal.errors import CorruptLog, InvalidSetting, ShortLog
 from imap_wal.manifest import readers
@@ -233,7 +234,7 @@ def test_a_reader_of_tables_is_registered_by_its_map(memory: MemoryStore) -> Non
     reader = "delta orders"
     made = cluster(memory)
     assert [*readers.readers_of(memory, made.folder)] == [reader]
-    assert readers.forget(memory, made.folder, reader, made.clock, made.randomness)
+    assert readers.forget(made.context, made.folder, reader)
     assert [*readers.readers_of(memory, made.folder)] == []
     written(log, 2, a="2")
     run(memory)
@@ -258,7 +259,9 @@ def test_a_table_is_no_query_that_may_be_gone(memory: MemoryStore) -> None:
     assert kept_for.is_stale
     assert "run `imap-wal publish` again; only if nothing reads" in kept_for.advice
     assert "`imap-wal prune --forget-reader 'delta orders'`" in kept_for.advice
-    reader = Reader(memory, "ns/c", "delta other", clock, SeededRandomness(1))
+    reader = Reader(
+        Context(memory, clock=clock, randomness=SeededRandomness(1)), "ns/c", "delta other"
+    )
     reader.begin({})
     refused = forget_node(cluster(memory), "n2", lose=False, dry_run=True).refused
     assert "--forget-reader 'delta other'` if it will not return" in refused

@@ -193,7 +193,11 @@ def test_a_proposed_snapshot_displaces_no_published_one(memory: MemoryStore, beg
         def propose(inner: SegmentStore) -> None:
             seen = cluster(inner)
             newest = Base({}, {}, {"orders": snapshot(inner)}, {}, ("orders",), {})
-            reader = Reader(inner, seen.folder, "delta orders", seen.clock, seen.randomness)
+            reader = Reader(
+                seen.context,
+                seen.folder,
+                "delta orders",
+            )
             reader.keep(with_base(newest), DAY_MS, files_only=True)
 
         between = _Between(store, at, log, propose)

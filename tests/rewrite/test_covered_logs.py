@@ -211,7 +211,9 @@ def test_prune_keeps_what_a_reader_has_not_read(memory: MemoryStore) -> None:
     run(memory)
     fill(log, 6, 1)
     every = cluster(memory)
-    reader = readers.Reader(memory, every.folder, "r", FakeClock(), every.randomness)
+    reader = readers.Reader(
+        Context(memory, clock=FakeClock(), randomness=every.randomness), every.folder, "r"
+    )
     reader.begin({"n1": read})
     assert len(prune(every).segments) == 1
     reader.advance({"n1": log.end})

@@ -8,6 +8,7 @@ import pytest
 
 import imap_wal
 from imap_wal.clock import SeededRandomness, SystemClock
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest import readers
@@ -37,7 +38,7 @@ def written(memory: MemoryStore) -> tuple[ClusterLog, list[Position]]:
 
 
 def reader(memory: MemoryStore, name: str) -> readers.Reader:
-    return readers.Reader(memory, cluster(memory).folder, name, *CLOCK_AND_RANDOMNESS)
+    return readers.Reader(cluster(memory).context, cluster(memory).folder, name)
 
 
 def test_prune_keeps_what_a_reader_has_not_read(memory: MemoryStore) -> None:
@@ -52,7 +53,7 @@ def test_prune_keeps_what_a_reader_has_not_read(memory: MemoryStore) -> None:
     daily.advance({"n1": ends[2]})
     daily.advance({"n1": ends[0]})  # never back
     assert len(prune(log).segments) == 1
-    assert readers.forget(memory, log.folder, "other", *CLOCK_AND_RANDOMNESS)
+    assert readers.forget(log.context, log.folder, "other")
     assert len(prune(log).segments) == 1
     assert list(readers.readers_of(memory, log.folder)) == ["reports/daily"]
 
@@ -69,7 +70,9 @@ def test_a_compaction_warns_once_of_a_stale_reader(
     with imap_wal.open(str(tmp_path), auto_rewrite_percentage=0) as store:
         old = FakeClock(SystemClock().now_ms() - 8 * 86_400_000)
         storage = open_store(str(tmp_path))
-        readers.Reader(storage, "default/embedded", "gone", old, SeededRandomness(1)).begin({})
+        readers.Reader(
+            Context(storage, clock=old, randomness=SeededRandomness(1)), "default/embedded", "gone"
+        ).begin({})
         for number in range(3):
             store.map("orders")["k"] = number
             store.compact()
@@ -79,8 +82,8 @@ def test_a_compaction_warns_once_of_a_stale_reader(
 def test_a_forgotten_reader_has_to_begin_again(memory: MemoryStore) -> None:
     log, ends = written(memory)
     reader(memory, "r").begin({})
-    assert readers.forget(memory, log.folder, "r", *CLOCK_AND_RANDOMNESS)
-    assert not readers.forget(memory, log.folder, "r", *CLOCK_AND_RANDOMNESS)
+    assert readers.forget(log.context, log.folder, "r")
+    assert not readers.forget(log.context, log.folder, "r")
     assert len(prune(log, dry_run=True).segments) == 3
     with pytest.raises(InvalidSetting, match="start the query again"):
         reader(memory, "r").advance({"n1": ends[0]})

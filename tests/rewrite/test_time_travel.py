@@ -268,7 +268,7 @@ def test_a_history_that_is_not_advanced_stays(memory: MemoryStore) -> None:
     (kept,) = kept_for_readers(log.log)
     assert kept.is_stale
     assert "prune --forget-reader history" in kept.advice
-    assert readers.forget(memory, log.log.folder, HISTORY, log.clock, log.log.randomness)
+    assert readers.forget(log.log.context, log.log.folder, HISTORY)
     prune(log.log)
     assert log.known() == [0] * 9 + [1]
     log.history_s = 3600
@@ -429,7 +429,7 @@ def test_a_history_that_is_forgotten_meanwhile_keeps_nothing(
     keep = Reader.keep
 
     def racing(reader: Reader, *arguments: Any) -> tuple[Base, ...]:
-        readers.forget(memory, log.log.folder, HISTORY, log.clock, log.log.randomness)
+        readers.forget(log.log.context, log.log.folder, HISTORY)
         return keep(reader, *arguments)
 
     log.put("a", "4").rotate()

@@ -251,7 +251,7 @@ def test_a_prune_that_missed_former_snapshots_ends_the_query(
     log.rotate()
     archive(log)
     rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
-    reader = readers.Reader(store, logs.folder, "images", logs.clock, logs.randomness)
+    reader = readers.Reader(logs.context, logs.folder, "images")
     reader.begin({"n1": begins})  # that is what the prune has seen: there is no base yet
     end: dict[str, Any] = {}
     tasks: list[Any] = []

@@ -379,7 +379,9 @@ def test_as_of_reads_what_the_history_keeps(tmp_path: Path) -> None:
                 "other": number + 10,
             }
             assert len(read(tmp_path, as_of=as_of, map="orders")) >= 1
-    readers.forget(logs, cluster(logs).folder, "history", clock, SeededRandomness(1))
+    readers.forget(
+        Context(logs, clock=clock, randomness=SeededRandomness(1)), cluster(logs).folder, "history"
+    )
     with pytest.raises(InvalidSetting, match="no longer known"):
         read(tmp_path, as_of=str(1000 + 900_000))
 

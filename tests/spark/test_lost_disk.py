@@ -15,7 +15,7 @@ import pytest
 from imap_wal.context import Context
 from imap_wal.embedded.wal_filter import filtered
 from imap_wal.format import Position
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.settings import RecoveryPolicy
@@ -118,7 +118,7 @@ def test_a_part_ends_where_its_upload_does(log: ClusterLog) -> None:
     before = log.ends(state=state)
     assert sorted(before) == ["n1", "n2"]
     newest = log.node("n1").manifest.newest
-    manifests = node_manifests(log.store, log.node_folder("n1"), log.clock, log.randomness)
+    manifests = NodeManifestLog(log.context, log.node_folder("n1"))
     known = manifests.read()[1].checkpoint
     try:
         later = Position(2, newest, 1, 0)

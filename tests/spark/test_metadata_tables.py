@@ -104,7 +104,7 @@ def test_former_snapshots_have_their_reader(tmp_path: Path, store: Any) -> None:
 def test_nodes_have_their_state_and_readers(tmp_path: Path, store: Any) -> None:
     log = cluster(store)
     place = log.ends()["n2"]
-    Reader(store, log.folder, "lake", log.clock, log.randomness).begin({"n2": place})
+    Reader(log.context, log.folder, "lake").begin({"n2": place})
     first, second = lines(tmp_path, "nodes")
     (view,) = take_inventory(Context(store))
     assert (first["node"], first["state"], first["archives"]) == ("n1", "open or crashed", 4)
@@ -120,9 +120,9 @@ def test_readers_have_what_they_have_not_read(tmp_path: Path, store: Any) -> Non
     """Of each node. A published table reads no log."""
     log = cluster(store)
     ends = log.ends()
-    lake = Reader(store, log.folder, "lake", log.clock, log.randomness)
+    lake = Reader(log.context, log.folder, "lake")
     lake.begin({"n2": ends["n2"]})
-    table = Reader(store, log.folder, "delta orders", log.clock, log.randomness)
+    table = Reader(log.context, log.folder, "delta orders")
     snapshot = log.manifest().snapshots["orders"]
     base = Base({}, {}, {"orders": snapshot}, {}, ("orders",), {})
     table.keep(lambda bases: (base,), 0, files_only=True)

@@ -201,7 +201,11 @@ def test_prune_keeps_what_a_registered_stream_has_not_read(store: SegmentStore) 
     assert prune(cluster(store)).segments == ()
     assert requests(engine.batch(rows_max=1)) == [3, 9], "the snapshot"
     assert len(prune(cluster(store)).segments) == 3
-    readers.forget(store, "ns/c", "daily", cluster(store).clock, cluster(store).randomness)
+    readers.forget(
+        cluster(store).context,
+        "ns/c",
+        "daily",
+    )
     with pytest.raises(InvalidSetting, match="forgotten"):
         engine.batch()
 

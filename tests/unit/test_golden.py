@@ -12,12 +12,13 @@ import pytest
 
 from imap_wal import entry, format
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.entry import DataEntry
 from imap_wal.format import Position
-from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord, cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog, IncarnationRecord
 from imap_wal.manifest.epochs import Epoch
 from imap_wal.manifest.list_files import Archive, Listed
-from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog, Seen
 from imap_wal.manifest.snapshots import LowWaterMark, PartitionVersions, Snapshot, SnapshotFile
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.security.encryption_keys import NO_KEYS
@@ -124,8 +125,12 @@ def manifest_bytes(kind: str) -> bytes:
 
 def manifests_of(kind: str, store: MemoryStore) -> tuple[ManifestLog[Any], Any]:
     if kind == "manifest-node":
-        return node_manifests(store, kind, FakeClock(), SeededRandomness(1)), NODE
-    return cluster_manifests(store, kind, FakeClock(), SeededRandomness(1)), CLUSTER
+        return NodeManifestLog(
+            Context(store, clock=FakeClock(), randomness=SeededRandomness(1)), kind
+        ), NODE
+    return ClusterManifestLog(
+        Context(store, clock=FakeClock(), randomness=SeededRandomness(1)), kind
+    ), CLUSTER
 
 
 def test_golden_segment_round_trips() -> None:

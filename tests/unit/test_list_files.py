@@ -12,19 +12,17 @@ from typing import Any
 import pytest
 
 from imap_wal import layout
-from imap_wal.clock import SeededRandomness
 from imap_wal.errors import CorruptLog, ShortLog
 from imap_wal.manifest import list_files
 from imap_wal.manifest import store as manifest_store
 from imap_wal.manifest.list_files import Archive, Listed
-from imap_wal.manifest.node import NodeManifest, NodeManifestLog, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from storage_backends import NotFound, StorageError
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
 from tests.kit.actors import Interrupted
 from tests.kit.effort import every, share
-from tests.kit.list_files import FOLDER, archive, check, listed, log_of, paths, short_lists
-from tests.support import FakeClock
+from tests.kit.list_files import FOLDER, archive, check, listed, log_of, paths, seeded, short_lists
 
 KEEP = 8
 
@@ -296,7 +294,7 @@ def test_a_missing_and_a_damaged_list_are_named(memory: MemoryStore) -> None:
 def test_lists_of_another_log_are_written_again(memory: MemoryStore) -> None:
     """A manifest that is published in another folder takes no names of lists from its own."""
     found = fill(memory, 40)
-    other = node_manifests(memory, "ns/c/nodes/other", FakeClock(), SeededRandomness(7))
+    other = NodeManifestLog(seeded(memory, 7), "ns/c/nodes/other")
     other.publish(0, found)
     names = {each.name for each in found.archives.lists}
     there = other.read()[1]

@@ -14,13 +14,14 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from imap_wal.clock import SeededRandomness, SystemClock, SystemRandomness
+from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.manifest import snapshots as snapshots_module
-from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
 from imap_wal.manifest.list_files import Listed
-from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot, SnapshotFile
 from imap_wal.manifest.store import KEEP, ManifestLog
 from storage_backends import AlreadyExists, SegmentStore, Unavailable
@@ -31,7 +32,7 @@ from tests.support import FakeClock, Threads
 
 
 def log(store: SegmentStore) -> ManifestLog[ClusterManifest]:
-    return cluster_manifests(store, "c", SystemClock(), SystemRandomness())
+    return ClusterManifestLog(Context(store), "c")
 
 
 def count(manifest: ClusterManifest) -> ClusterManifest:
@@ -250,7 +251,7 @@ def test_a_manifest_that_is_not_whole_is_corrupt(memory: MemoryStore, damage: by
 
 
 def test_every_changed_byte_of_a_manifest_is_corrupt(memory: MemoryStore) -> None:
-    node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).update(
+    NodeManifestLog(Context(memory, clock=FakeClock(), randomness=SeededRandomness(1)), "n").update(
         lambda _: NodeManifest("d", 3, 2, {"p": 1}, {2: 9})
     )
     path = "n/manifest/0000000001.json"
@@ -266,7 +267,7 @@ def test_every_changed_byte_of_a_manifest_is_corrupt(memory: MemoryStore) -> Non
             same = False
         if not same:
             with pytest.raises(CorruptLog):
-                node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).read()
+                NodeManifestLog(Context(memory), "n").read()
 
 
 @pytest.mark.parametrize("format", [1, 7, 9])

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from imap_wal import layout
-from imap_wal.clock import SeededRandomness
 from imap_wal.errors import CorruptLog, ShortLog
 from imap_wal.format import Position
 from imap_wal.manifest import cluster as cluster_module
@@ -36,10 +35,10 @@ from tests.kit.list_files import (
     cluster_log,
     listed,
     parts_in,
+    seeded,
     short_part_lists,
     snapshot_of,
 )
-from tests.support import FakeClock
 
 KEEP = 8
 State = dict[str, dict[int, int]]
@@ -269,7 +268,7 @@ def test_a_missing_and_a_damaged_list_are_named(memory: MemoryStore) -> None:
 
 def test_lists_of_another_log_are_written_again(memory: MemoryStore) -> None:
     found = put(cluster_log(memory), m=dict.fromkeys(range(20), 1))
-    other = ClusterManifestLog(memory, "ns/other", FakeClock(), SeededRandomness(7))
+    other = ClusterManifestLog(seeded(memory, 7), "ns/other")
     assert other.publish(0, found)
     there = other.read()[1]
     assert state_of(there) == state_of(found)
@@ -328,7 +327,7 @@ def test_a_base_has_lists_of_its_own(memory: MemoryStore) -> None:
     parts = dict.fromkeys(range(40), 1)
     current = put(log, m=parts).snapshots["m"]
     store = FaultyStore(memory)
-    reader = Reader(store, CLUSTER, "r", FakeClock(), SeededRandomness(3))
+    reader = Reader(seeded(store, 3), CLUSTER, "r")
     reader.begin({})
     base = base_of(current)
     reader.propose(base)
@@ -356,7 +355,7 @@ def test_a_base_has_lists_of_its_own(memory: MemoryStore) -> None:
     reader.advance({}, base_of(put(log, 78, m={**changed, 2: 78}).snapshots["m"]))
     assert len(listed(memory, READER)) == len(first) + 1, "with that of the base before"
     check_parts(memory, READER)
-    assert readers.forget(memory, CLUSTER, "r", FakeClock(), SeededRandomness(4))
+    assert readers.forget(seeded(memory, 4), CLUSTER, "r")
     assert not listed(memory, READER)
 
 
@@ -368,16 +367,16 @@ def test_a_reader_is_forgotten_between_any_two_calls(memory: MemoryStore) -> Non
 
     def begin(name: str) -> tuple[MemoryStore, Interrupted]:
         store = MemoryStore(f"{memory.url[9:]}-{name}")
-        reader = Reader(store, CLUSTER, readers.HISTORY, FakeClock(), SeededRandomness(3))
+        reader = Reader(seeded(store, 3), CLUSTER, readers.HISTORY)
         reader.keep(lambda _: (base_of(current),), 0)
         return store, Interrupted(store)
 
     def advance(store: Any) -> None:
-        reader = Reader(store, CLUSTER, readers.HISTORY, FakeClock(), SeededRandomness(5))
+        reader = Reader(seeded(store, 5), CLUSTER, readers.HISTORY)
         reader.keep(lambda bases: (*bases, base_of(other)), 0)
 
     def forget(store: MemoryStore) -> None:
-        readers.forget(store, CLUSTER, readers.HISTORY, FakeClock(), SeededRandomness(4))
+        readers.forget(seeded(store, 4), CLUSTER, readers.HISTORY)
 
     _, counted = begin("count")
     advance(counted)
@@ -393,7 +392,7 @@ def test_a_reader_is_forgotten_between_any_two_calls(memory: MemoryStore) -> Non
 
 def test_bases_of_the_history_share_lists(memory: MemoryStore) -> None:
     log = cluster_log(memory)
-    reader = Reader(memory, CLUSTER, readers.HISTORY, FakeClock(), SeededRandomness(3))
+    reader = Reader(seeded(memory, 3), CLUSTER, readers.HISTORY)
     states = []
     for each in range(1, 6):
         states.append({**dict.fromkeys(range(40), 1), each * 3: each})

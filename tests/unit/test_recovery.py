@@ -9,10 +9,10 @@ import pytest
 
 import imap_wal
 from imap_wal import format, layout
-from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, InvalidSetting, LogError, ShortLog, UnsupportedVersion
 from imap_wal.format import Position
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.segment.reader import SegmentReader
 from storage_backends.memory import MemoryStore
 from tests.kit.damages import (
@@ -29,7 +29,6 @@ from tests.kit.damages import (
 from tests.kit.effort import every
 from tests.support import (
     IDENTITY,
-    FakeClock,
     contents,
     copy_files,
     embedded,
@@ -57,7 +56,7 @@ def test_damage_in_synced_frames_is_refused_without_changes(
         node_log(left, recovery_mode=mode)
     assert {path: left.read(path) for path in segments(left)} == before
     assert not lost_files(left)
-    assert node_manifests(left, FOLDER, FakeClock(), None).read()[1].epoch == 1  # type: ignore[arg-type]  # nothing is published
+    assert NodeManifestLog(Context(left), FOLDER).read()[1].epoch == 1
     assert isinstance(caught.value, CorruptLog | ShortLog)
     if not tail:
         assert "imap-wal repair" in str(caught.value)
@@ -219,7 +218,7 @@ def test_map_load_verifies_checksums_after_any_stop(
     everything."""
     history(memory)
     node_log(copied := copy_files(memory)).close()
-    assert node_manifests(copied, FOLDER, FakeClock(), SeededRandomness(1)).read()[1].clean
+    assert NodeManifestLog(Context(copied), FOLDER).read()[1].clean
     damage, _, kept, _ = DAMAGES[name]
     damage(copied)
     if mode == "point-in-time":

@@ -301,9 +301,7 @@ class Claims:
 def reserve(cluster: ClusterLog) -> int:
     """Reserve the next incarnation of this cluster, and create its permit. Raises `CorruptLog` if
     an older copy replaced the cluster's manifest."""
-    current_cluster(
-        cluster.store, cluster.folder, cluster.manifests, cluster.clock, cluster.randomness
-    )
+    current_cluster(cluster.context, cluster.folder, cluster.manifests)
     incarnation = cluster.manifests.update(
         lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)
     ).incarnation

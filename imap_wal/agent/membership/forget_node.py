@@ -24,7 +24,7 @@ from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START, Position
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from imap_wal.manifest.older import epoch_of
 from imap_wal.manifest.readers import HISTORY, forget_command, readers_of
 from imap_wal.manifest.store import ManifestLog
@@ -97,7 +97,7 @@ def forget_node(
 def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> ForgetReport:
     state = log.state()
     directory = state.manifest.nodes.get(node)
-    manifests = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness)
+    manifests = NodeManifestLog(log.context, log.node_folder(node))
     left = manifests.read()[1]
     # Then an earlier run is incomplete, or files were added later.
     if directory is None and left.forgotten:

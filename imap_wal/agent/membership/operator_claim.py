@@ -48,7 +48,7 @@ def set_tokens(log: ClusterLog, add: Sequence[str], *, keep: bool) -> None:
     """Set the tokens that may claim the log, by their hashes; `keep`: in addition to the existing
     ones. Without any token, every peer with the right to claim may claim the log. This also opens
     closed claims. It changes nothing else."""
-    claims = claim_manifests(log.store, log.folder, log.clock, log.randomness)
+    claims = claim_manifests(log.context, log.folder)
 
     def changed(now: ClaimManifest) -> ClaimManifest:
         return replace(
@@ -72,7 +72,7 @@ def set_tokens(log: ClusterLog, add: Sequence[str], *, keep: bool) -> None:
 def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
     """Claim the log for no cluster. After this, the former cluster gets an acknowledgement only for
     changes that are already in the log."""
-    claims = claim_manifests(log.store, log.folder, log.clock, log.randomness)
+    claims = claim_manifests(log.context, log.folder)
     before = claims.read()[1]
     files = signs(log.store, log.folder)
     nodes = tuple(sorted({str(parse_sign_path(path)) for path in files}))

@@ -20,7 +20,7 @@ from imap_wal.agent.membership.liveness import Presence, SignWatch
 from imap_wal.clock import SKEW_MS_MAX, Clock, utc
 from imap_wal.errors import ImapWalError, LogError
 from imap_wal.manifest.claims import ClaimManifest
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.read.cluster import ClusterLog
 
 
@@ -81,11 +81,7 @@ class Belonging:
             cluster = self._cluster
             try:
                 plugins = (
-                    node_manifests(
-                        cluster.store, cluster.node_folder(node), cluster.clock, cluster.randomness
-                    )
-                    .read()[1]
-                    .plugins
+                    NodeManifestLog(cluster.context, cluster.node_folder(node)).read()[1].plugins
                 )
             except LogError:
                 return True  # its agent cannot start either, and says why

@@ -10,10 +10,11 @@ from typing import Any
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.agent.bounds import TAIL_BYTES_MAX
 from imap_wal.agent.transport.client import AgentClient, NoAgent
-from imap_wal.clock import Clock, Randomness
+from imap_wal.clock import Clock
+from imap_wal.context import Context
 from imap_wal.errors import LogError, NotAllowed
 from imap_wal.layout import node_of_wal
-from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.node import NodeManifestLog
 from storage_backends import NotFound, SegmentStore, StorageError, StoredFile, Unavailable
 
 ANSWER_MS = 3000
@@ -46,10 +47,8 @@ class AgentTails:
     process; None: they use no keys. Methods raise `Unavailable` if the agent does not answer or
     refuses, and `NotFound` if it does not have the file or is another node's agent."""
 
-    def __init__(
-        self, root: SegmentStore, key: KeyPair | None, clock: Clock, randomness: Randomness
-    ) -> None:
-        self._root, self._key, self._clock, self._randomness = root, key, clock, randomness
+    def __init__(self, root: SegmentStore, key: KeyPair | None, clock: Clock) -> None:
+        self._root, self._key, self._clock = root, key, clock
         self._peers: dict[str, _Peer] = {}
         self._mutex = threading.Lock()
 
@@ -129,7 +128,7 @@ class AgentTails:
     def _address(self, node: str) -> tuple[str, str]:
         """Where a node's agent serves its disk, and the agent's public key."""
         try:
-            manifest = node_manifests(self._root, node, self._clock, self._randomness).read()[1]
+            manifest = NodeManifestLog(Context(self._root), node).read()[1]
         except (LogError, StorageError) as error:
             raise Unavailable(f"the address of its agent cannot be read: {error}") from error
         if not manifest.address:

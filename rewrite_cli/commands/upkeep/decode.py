@@ -58,7 +58,7 @@ def command(
             manifests = log.manifests
             decoded = manifests.read()[1].decoded
             if (maps or nothing) and not dry_run:
-                current_cluster(log.store, log.folder, manifests, log.clock, log.randomness)
+                current_cluster(log.context, log.folder, manifests)
                 decoded = set_decoded(manifests, maps)
                 audit("decoded maps set", log=str(view), maps=list(decoded), url=selection.url)
             elif maps or nothing:

@@ -249,7 +249,7 @@ def _forget(selection: Selection, names: tuple[str, ...]) -> None:
         for view in clusters:
             log = ClusterLog.of(context, view)
             for name, held in _readers(log, names).items():
-                if not readers.forget(context.store, log.folder, name, log.clock, log.randomness):
+                if not readers.forget(log.context, log.folder, name):
                     raise Failed(f"{view}: reader {name!r} was forgotten meanwhile")
                 audit(
                     "reader forgotten",
