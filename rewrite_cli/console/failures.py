@@ -7,6 +7,8 @@ import errno
 import io
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -14,8 +16,8 @@ from imap_wal.errors import Conflict, Fenced, ImapWalError, InvalidSetting, Lost
 from imap_wal.inspect.advice import advice
 from rewrite_cli.console import interrupts
 from rewrite_cli.console.written import STDOUT
-from storage_backends import Locked, MissingExtra, NoSpace, NotFound, StorageError
-from storage_backends.location import without_secrets
+from storage_backends import Locked, MissingExtra, NoSpace, NotFound, StorageError, with_url
+from storage_backends.location import Place, without_secrets
 
 CLEAN, FAILED, USAGE, FINDINGS, LOCKED = 0, 1, 2, 3, 4
 
@@ -24,6 +26,15 @@ class Failed(click.ClickException):
     """The command failed. The text describes why, and what to do."""
 
     exit_code = FAILED
+
+
+@contextmanager
+def opening(place: Place) -> Iterator[None]:
+    """Raises `Failed` if the storage of a place cannot be opened, or its library is missing."""
+    try:
+        yield
+    except (StorageError, ImportError) as error:
+        raise Failed(with_url(place, error)) from error
 
 
 def exit_code(error: BaseException) -> int:

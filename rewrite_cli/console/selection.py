@@ -28,9 +28,9 @@ from imap_wal.read.map_names import why_no_map
 from imap_wal.read.state import ClusterState
 from imap_wal.security.credentials import Credentials
 from rewrite_cli.console import output as out
-from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.failures import Failed, opening
 from rewrite_cli.console.param_type import ParamType
-from storage_backends import SegmentStore, StorageError, with_url
+from storage_backends import SegmentStore, StorageError
 from storage_backends.location import Location, Place
 from storage_backends.ownership import doubts, mode_of
 from storage_backends.paths import local_folder
@@ -123,10 +123,8 @@ class Selection:
         gets the names of clusters whose manifests cannot be read, unless all are damaged; without
         it, they are an error. `upkeep`: on a full disk, the command may use the reserve of the
         agents. `tails`: how to read the own disks of nodes."""
-        try:
+        with opening(self.url):
             context = open_context(self.url, tails=tails)
-        except (StorageError, ImportError) as error:
-            raise Failed(with_url(self.url, error)) from error
         store = context.store
         for doubt in doubts(self.url):
             out.note_once(f"warning: {doubt}")
@@ -305,12 +303,10 @@ def _place(place: Location) -> tuple[str, tuple[str, ...]]:
 def open_empty(url: Place) -> None:
     """Refuse a place that already has logs: the demo and trials must not mix their data with a
     user's. Raises `Failed` then, and if the storage fails."""
-    try:
+    with opening(url):
         store = open_store(url)
         present, begun = take_inventory(Context(store)), store.exists(layout.RESTORE_MARKER)
         store.close()
-    except (StorageError, ImportError) as error:
-        raise Failed(with_url(url, error)) from error
     if begun:
         raise Failed(f"{url}: {RESTORE_UNFINISHED} ({layout.RESTORE_MARKER}): {RESTORE_ADVICE}")
     if present:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from imap_wal import seatunnel
 from imap_wal.decoder import Opaque
 from rewrite_cli.console import output as out
-from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.failures import Failed, opening
 from rewrite_cli.console.progress import Reached, Tell
 from rewrite_cli.sources.newest_changes import NewestChanges
 from rewrite_cli.sources.open_files import writer_of
@@ -48,10 +48,8 @@ class SeatunnelFolder(Source):
 
     def __init__(self, place: Location, name: str, tell: Tell) -> None:
         self._place, self._tell = place, tell
-        try:
+        with opening(place):
             self._store: SegmentStore = open_store(place)
-        except (StorageError, ImportError) as error:
-            raise Failed(with_url(place, error)) from error
         self._newest = NewestChanges()
         with self._reading():
             self._files = self._listed()

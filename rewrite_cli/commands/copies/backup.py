@@ -22,7 +22,7 @@ from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.agent_keys import key_file_option
 from rewrite_cli.console.audit import audit
-from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
+from rewrite_cli.console.failures import CLEAN, FINDINGS, opening
 from rewrite_cli.console.progress import Reached, working
 from rewrite_cli.console.selection import (
     Selection,
@@ -33,7 +33,7 @@ from rewrite_cli.console.selection import (
 )
 from rewrite_cli.console.times import iso
 from rewrite_cli.entries.own_disks import tails_with
-from storage_backends import Locked, SegmentStore, StorageError
+from storage_backends import Locked
 from storage_backends.location import Location
 
 
@@ -88,7 +88,8 @@ def command(
     start = clock.monotonic()
     tails = tails_with(read_secret(key_file) if key_file else None)
     with working("reading") as tell, selection.open(tails=tails) as (context, clusters):
-        place = _opened(target)
+        with opening(target):
+            place = open_store(target)
         try:
             report = back_up(
                 [ClusterLog.of(context, view) for view in clusters],
@@ -149,13 +150,6 @@ def _note_disks(context: Context, selection: Selection, now_ms: int, *, keyless:
                 f"cluster {view}: segments {disk.first} to {disk.last} of node {disk.node!r} are "
                 f"on its own disk alone; {age}{hint}"
             )
-
-
-def _opened(target: Location) -> SegmentStore:
-    try:
-        return open_store(target)
-    except (StorageError, ImportError) as error:
-        raise Failed(f"{target}: {error}") from error
 
 
 def _print(report: BackupReport, seconds: float, output: str) -> None:

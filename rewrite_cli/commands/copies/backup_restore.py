@@ -15,11 +15,11 @@ from imap_wal.errors import CorruptLog
 from imap_wal.placement import open_place, open_store
 from imap_wal.placement.opening import SegmentsPlace, record
 from rewrite_cli.console import output as out
-from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
+from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed, opening
 from rewrite_cli.console.progress import Reached, working
 from rewrite_cli.console.selection import Url, open_empty, refuse_nested
 from rewrite_cli.console.times import iso
-from storage_backends import NotFound, SegmentStore, StorageError, with_url
+from storage_backends import NotFound, SegmentStore
 from storage_backends.location import Location
 
 
@@ -75,10 +75,8 @@ def command(
         raise click.UsageError("--wal-dir and --wal-dir-is-local exclude each other")
     if url is not None:
         refuse_nested(backups, url)
-    try:
+    with opening(backups):
         store = open_store(backups)
-    except (StorageError, ImportError) as error:
-        raise Failed(f"{backups}: {error}") from error
     with closing(store):
         numbers = catalogue.numbers(store)
         if not numbers:
@@ -184,10 +182,8 @@ def _verify(store: SegmentStore, backup: Backup, output: str, *, is_last: bool) 
 def _restore(
     store: SegmentStore, backup: Backup, url: Location, output: str, *, own_disks: bool
 ) -> None:
-    try:
+    with opening(url):
         placed = open_place(url)
-    except (StorageError, ImportError) as error:
-        raise Failed(with_url(url, error)) from error
     # A restore that was stopped may have recorded that each node has its own disk.
     root = placed.store if placed.own_disk is None else placed.own_disk.root
     with closing(placed.store), working("writing") as tell:

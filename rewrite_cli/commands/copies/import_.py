@@ -32,7 +32,7 @@ from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from rewrite_cli.console import output as out
-from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed, message
+from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed, message, opening
 from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Url, refuse_nested, url_argument
 from rewrite_cli.sources.diskcache_folder import DiskcacheFolder
@@ -42,7 +42,7 @@ from rewrite_cli.sources.seatunnel_folder import SeatunnelFolder
 from rewrite_cli.sources.shelf import Shelf
 from rewrite_cli.sources.source import Source, Stored, Unreadable
 from rewrite_cli.sources.sqlitedict_file import SqlitedictFile
-from storage_backends import StorageError, with_url
+from storage_backends import StorageError
 from storage_backends.location import Location
 
 SHELVE, SQLITEDICT, DISKCACHE, SEATUNNEL = FORMS = (
@@ -163,10 +163,8 @@ def command(
         refuse_nested(place, url)
         for map_name in source.maps():
             check_map_name(map_name)
-        try:
+        with opening(url):
             context = open_context(url)
-        except (StorageError, ImportError) as error:
-            raise Failed(with_url(url, error)) from error
         stack.callback(context.store.close)
         log = ClusterLog(context, namespace, cluster)
         label = "" if form == SEATUNNEL else serializer

@@ -21,10 +21,10 @@ from imap_wal.repair.report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Ext
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
 from rewrite_cli.console import output as out
-from rewrite_cli.console.failures import FINDINGS, Failed
+from rewrite_cli.console.failures import FINDINGS, Failed, opening
 from rewrite_cli.console.progress import progress as progress_bar
 from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
-from storage_backends import NotFound, SegmentStore, StorageError, with_url
+from storage_backends import NotFound, SegmentStore, StorageError
 from storage_backends.location import Location
 
 
@@ -133,8 +133,12 @@ def _repair(
     prefer: str | None,
     dry_run: bool,
 ) -> _Outcome:
-    target = _open(target_url).store if target_url is not None else None
-    context = _open(selection.url)
+    target: SegmentStore | None = None
+    if target_url is not None:
+        with opening(target_url):
+            target = open_context(target_url).store
+    with opening(selection.url):
+        context = open_context(selection.url)
     items: list[Item] = []
     in_conflict: list[str] = []
     decided: list[Decided] = []
@@ -215,13 +219,6 @@ def _conflicts(context: Context, view: ClusterState, prefer: str | None) -> list
     except (LogError, NotFound):
         out.note(f"{view}: damaged, so it was not checked for conflicts of order; verify the copy")
         return []
-
-
-def _open(url: Location) -> Context:
-    try:
-        return open_context(url)
-    except (StorageError, ImportError) as error:
-        raise Failed(with_url(url, error)) from error
 
 
 def _must_be_empty(target: SegmentStore, url: Location) -> None:

@@ -22,7 +22,7 @@ from imap_wal.write.opening import open_node_log
 from rewrite_cli.commands.reading.export import FORMATS, records, write
 from rewrite_cli.commands.reading.stat import MEMBER_S_PER_ENTRY
 from rewrite_cli.console import output as out
-from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.failures import opening
 from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import (
     Selection,
@@ -34,7 +34,6 @@ from rewrite_cli.console.selection import (
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from rewrite_cli.entries.losses import Losses
-from storage_backends import StorageError, with_url
 from storage_backends.location import Location
 
 NODE = "restored"
@@ -152,10 +151,8 @@ def _count(cluster: LiveCluster) -> dict[str, tuple[int, int]]:
 
 
 def _open_target(url: Location) -> tuple[Context, UnfinishedStore]:
-    try:
+    with opening(url):
         context = open_context(url)
-    except (StorageError, ImportError) as error:
-        raise Failed(with_url(url, error)) from error
     target = UnfinishedStore(context.store)
     return context.on(target), target
 
