@@ -15,7 +15,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from imap_wal import layout
-from imap_wal.context import open_context
 from imap_wal.entry import KEY_CLASS, RAW, VALUE_CLASS
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.manifest.list_files import Archive
@@ -33,8 +32,7 @@ from imap_wal.retention.backfill import EPOCH, SESSION, Backfill
 from imap_wal.rules.valid import demand_known_class, demand_valid_rows
 from imap_wal.settings import Settings
 from pyspark_imap_wal.columns import EntryQuery, read_columns
-from pyspark_imap_wal.options import known
-from storage_backends import SegmentStore
+from pyspark_imap_wal.options import opened_log
 from storage_backends.location import Location
 
 BYTES_MAX = Settings().max_value_bytes
@@ -76,10 +74,6 @@ class Target:
     cluster: str
     map: str = ""
 
-    def open(self) -> tuple[SegmentStore, ClusterLog]:
-        context = open_context(known(self.place))
-        return context.store, ClusterLog(context, self.namespace, self.cluster)
-
 
 class ImapWalWriter(DataSourceArrowWriter):
     """Made on the driver; `write` runs in the workers."""
@@ -103,14 +97,11 @@ class ImapWalWriter(DataSourceArrowWriter):
         if target.map:
             check_map_name(target.map)
         layout.Identity(target.namespace, target.cluster, "backfill").check()
-        store, log = target.open()
-        try:
+        with opened_log(target.place, target.namespace, target.cluster) as log:
             self._target = Target(log.context.place, target.namespace, target.cluster, target.map)
             self._backfill: Backfill = backfill.begin(log)
             self._classes = classes_of(log, [target.map]) if target.map else {}
             self._now_ms = log.clock.now_ms()
-        finally:
-            store.close()
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """The rows of a task, as archives that no manifest names yet."""
@@ -120,16 +111,16 @@ class ImapWalWriter(DataSourceArrowWriter):
 
     def of_partition(self, partition: int, batches: Iterator[Any]) -> Written:
         """`write` of one partition. Raises `InvalidSetting` if a row has no map or no key."""
-        store, log = self._target.open()
-        try:
-            with tempfile.TemporaryDirectory(prefix="imap-wal-backfill-") as folder:
-                task = _Task(log, self._backfill, partition, Path(folder), self._classes)
-                for batch in batches:
-                    for name, rows in self._by_map(batch):
-                        task.add(name, rows, self._now_ms)
-                return Written(partition, task.end(), task.classes)
-        finally:
-            store.close()
+        target = self._target
+        with (
+            opened_log(target.place, target.namespace, target.cluster) as log,
+            tempfile.TemporaryDirectory(prefix="imap-wal-backfill-") as folder,
+        ):
+            task = _Task(log, self._backfill, partition, Path(folder), self._classes)
+            for batch in batches:
+                for name, rows in self._by_map(batch):
+                    task.add(name, rows, self._now_ms)
+            return Written(partition, task.end(), task.classes)
 
     def _by_map(self, batch: Any) -> Iterator[tuple[str, Any]]:
         if self._target.map:
@@ -148,13 +139,11 @@ class ImapWalWriter(DataSourceArrowWriter):
         partitions = [message.partition for message in written]
         if len({*partitions}) != len(partitions):
             raise LostRace("two attempts of a task report that they wrote; nothing was published")
-        store, log = self._target.open()
-        try:
+        target = self._target
+        with opened_log(target.place, target.namespace, target.cluster) as log:
             self._demand_one_class(log, [message.classes for message in written])
             archives = [archive for message in written for archive in message.archives]
             backfill.publish(log, self._backfill, archives)
-        finally:
-            store.close()
 
     def _demand_one_class(self, log: ClusterLog, of_tasks: Sequence[Mapping[str, str]]) -> None:
         """Raise `InvalidSetting` unless each map has one class in all tasks, and that of its

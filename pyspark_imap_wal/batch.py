@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal.clock import SKEW_MS_MAX, utc
-from imap_wal.context import Context, open_context
+from imap_wal.context import Context
 from imap_wal.decoder import Decoder
 from imap_wal.errors import EncryptionError, InvalidSetting, LogError, MissingNode
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
@@ -34,7 +34,8 @@ from pyspark_imap_wal.options import (
     AsOf,
     Options,
     clusters_of,
-    known,
+    opened,
+    opened_log,
     why_none,
 )
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
@@ -95,8 +96,7 @@ class ClusterReader(DataSourceReader):
         if they name a log, map, node or moment that does not exist: no rows would look like an
         empty map."""
         options, filters = self._options, self._filters
-        context = open_context(known(options.path))
-        try:
+        with opened(options.path) as context:
             every = logs_of(context, options)
             demand_known(options, every)
             namespaces, clusters = filters.only("namespace", ()), filters.only("cluster", ())
@@ -110,8 +110,6 @@ class ClusterReader(DataSourceReader):
             made = [task for log in logs for task in self._planned(log)]
             # Whatever the filters: Spark may keep them for itself.
             self._demand_begun([*logs, *(log for log in every if log not in logs)])
-        finally:
-            context.store.close()
         return made or [self._nothing()]  # Spark requires at least one
 
     def _check(self, clusters: Sequence[tuple[str, str]]) -> None:
@@ -192,9 +190,7 @@ class ImapWalReader(ClusterReader):
         `read_latest`."""
         if not partition.scans:
             return
-        context = open_context(known(partition.place))
-        try:
-            log = ClusterLog(context, partition.namespace, partition.cluster)
+        with opened_log(partition.place, partition.namespace, partition.cluster) as log:
             if isinstance(partition, FilePartition):
                 query = self._wanted(partition.metadata)
                 for scan, source in ahead(log.context, partition.scans):
@@ -204,8 +200,6 @@ class ImapWalReader(ClusterReader):
                 time_ms = as_of.time_ms if as_of is not None else None
                 query = self._wanted(partition.metadata)
                 yield from read_latest(log, partition, query, self._options.buckets, time_ms)
-        finally:
-            context.store.close()
 
     def _wanted(self, metadata: tuple[Metadata, ...]) -> EntryQuery:
         options, filters = self._options, self._filters

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal import layout
-from imap_wal.context import Context, open_context
+from imap_wal.context import Context
 from imap_wal.format import START, Position
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.lags import lags
@@ -25,7 +25,7 @@ from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.rewrite.ranges import borders_of
 from pyspark_imap_wal.batch import demand_known, logs_of
-from pyspark_imap_wal.options import Options, known
+from pyspark_imap_wal.options import Options, opened
 from storage_backends.location import Location
 
 _ARROW = {
@@ -54,18 +54,14 @@ class MetadataReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One task: a log has few manifests. Raises `InvalidSetting` if the options name a log, map
         or node that does not exist."""
-        context = open_context(known(self._options.path))
-        try:
+        with opened(self._options.path) as context:
             demand_known(self._options, logs_of(context, self._options))
-        finally:
-            context.store.close()
         return [ManifestPartition(self._options.path)]
 
     def read(self, partition: Any) -> Iterator[Any]:
         """The lines of the table, as one record batch."""
         options = self._options
-        context = open_context(known(partition.place))
-        try:
+        with opened(partition.place) as context:
             lines = [
                 {"namespace": view.namespace, "cluster": view.cluster, **line}
                 for view in take_inventory(context, options.namespaces, options.clusters)
@@ -73,8 +69,6 @@ class MetadataReader(DataSourceReader):
                 if _wanted(line.get("map"), options.maps)
                 and _wanted(line.get("node"), options.nodes)
             ]
-        finally:
-            context.store.close()
         yield pa.RecordBatch.from_pylist(
             lines,
             pa.schema([(name, _ARROW[kind]) for name, kind in self._kinds.items()]),

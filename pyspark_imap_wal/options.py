@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from imap_wal.checks import location
 from imap_wal.clock import MOMENTS, SystemClock, moment_ms
+from imap_wal.context import Context, open_context
 from imap_wal.encoder import keys_of
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest.readers import HISTORY as OWN_READER
 from imap_wal.manifest.roots import is_cluster, why_no_root
 from imap_wal.names import decode
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import some_names
 from imap_wal.security.credentials import Credentials
 from imap_wal.settings import RecoveryPolicy
@@ -352,3 +355,19 @@ def known(url: Place) -> Location:
     keys = place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", "")
     place = replace(place, encryption_keys=keys)
     return Credentials.read(file).given_to(place) if file else place
+
+
+@contextmanager
+def opened(url: Place) -> Iterator[Context]:
+    """A root, opened as `known` says."""
+    context = open_context(known(url))
+    try:
+        yield context
+    finally:
+        context.store.close()
+
+
+@contextmanager
+def opened_log(url: Place, namespace: str, cluster: str) -> Iterator[ClusterLog]:
+    with opened(url) as context:
+        yield ClusterLog(context, namespace, cluster)

@@ -60,6 +60,7 @@ from pyspark_imap_wal.options import (
     Options,
     clusters_of,
     known,
+    opened_log,
     why_none,
 )
 
@@ -276,9 +277,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition, ChangesPartition):
             yield from read_task(partition, self._options, self._kinds, Filters.of(self._options))
             return
-        context = open_context(known(partition.place))
-        try:
-            log = ClusterLog(context, partition.namespace, partition.cluster)
+        with opened_log(partition.place, partition.namespace, partition.cluster) as log:
             query = query_of(
                 self._options,
                 self._kinds,
@@ -289,8 +288,6 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for scan, source in ahead(log.context, partition.scans):
                 yield from read_columns(log, scan, query, source)
-        finally:
-            context.store.close()
 
     # ---- what a batch needs ----
 

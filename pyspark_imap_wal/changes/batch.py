@@ -7,7 +7,6 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from imap_wal.context import open_context
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
 from imap_wal.read.cluster import ClusterLog
@@ -18,7 +17,7 @@ from pyspark_imap_wal.changes.images import ChangesPartition, read_images
 from pyspark_imap_wal.changes.known import planned
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.offsets import demand_unpruned
-from pyspark_imap_wal.options import LATEST, Options, known
+from pyspark_imap_wal.options import LATEST, Options, opened_log
 
 
 def tasks(
@@ -50,14 +49,10 @@ def read_task(
     """The rows of a task, as record batches."""
     if not task.changes:
         return
-    context = open_context(known(task.place))
-    try:
-        log = ClusterLog(context, task.namespace, task.cluster)
+    with opened_log(task.place, task.namespace, task.cluster) as log:
         maps = filters.only("map", options.maps)
         query = query_of(options, kinds, task.metadata, maps=maps, filters=filters)
         yield from read_images(log, task, query)
-    finally:
-        context.store.close()
 
 
 class ImagesReader(ClusterReader):

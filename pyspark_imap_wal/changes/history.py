@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from imap_wal.context import open_context
 from imap_wal.entry import KEY, VALUE, DataEntry, Order, Row, is_clear
 from imap_wal.format import START, Position
 from imap_wal.manifest.epochs import Epoch, marked
@@ -30,7 +29,7 @@ from pyspark_imap_wal.batch import ClusterReader, metadata_for, query_of, schema
 from pyspark_imap_wal.changes.images import BATCH_BYTES, BATCH_ROWS, MEMORY_BYTES
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, Placed, place_of, subject_of
 from pyspark_imap_wal.columns import EntryQuery, of_rows, read_columns, shaped
-from pyspark_imap_wal.options import known
+from pyspark_imap_wal.options import opened_log
 from pyspark_imap_wal.tables.schemas import (
     ENTRY_COLUMNS,
     POSITION_COLUMNS,
@@ -101,16 +100,12 @@ class HistoryReader(ClusterReader):
         """The rows of a task, as record batches."""
         if not partition.scans:
             return
-        context = open_context(known(partition.place))
-        try:
-            log = ClusterLog(context, partition.namespace, partition.cluster)
+        with opened_log(partition.place, partition.namespace, partition.cluster) as log:
             query = query_of(self._options, self._kinds, partition.metadata, filters=self._filters)
             with closing(EntrySorter(MEMORY_BYTES)) as sorter:
                 clears = self._read(log, partition, sorter)
                 for part in _parts(_versions(sorter, clears)):
                     yield shaped(log, _batch(part, partition, query), query)
-        finally:
-            context.store.close()
 
     def _read(self, log: ClusterLog, task: HistoryPartition, sorter: EntrySorter) -> Clears:
         """Put the versions of a task's keys into `sorter`; returns the clears."""
