@@ -202,7 +202,7 @@ class MaterializedView:
     @property
     def statistics(self) -> RestoreStatistics:
         with self._lock:
-            total = sum(self._index.counts().values())
+            total = sum(map(self._index.count, self._index.maps()))
             now = self._expired_until_ms()
             living = conflicts = 0
             for name in self._index.maps():

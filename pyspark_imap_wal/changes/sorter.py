@@ -15,7 +15,7 @@ from imap_wal.entry import KEY, MAP, ORDER, PARTITION, PARTITION_COUNT, VALUE, O
 from imap_wal.errors import StorageUnavailable
 from imap_wal.format import Position
 from imap_wal.partitions import partition_number
-from imap_wal.read.newest.index import ROW_BYTES
+from imap_wal.read.newest.memory_rows import ROW_BYTES
 
 Place: TypeAlias = tuple[str, bytes, bool, Order, str]
 """(map, key, whether it is a change, order, node): entries are sorted by it."""

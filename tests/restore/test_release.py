@@ -21,7 +21,8 @@ from imap_wal.entry import DELETED, KEY, ORDER, Row, clear_of
 from imap_wal.errors import StorageUnavailable
 from imap_wal.partitions import Partitions, partition_id
 from imap_wal.read.newest import index as indexes
-from imap_wal.read.newest.index import PART_ROWS, NewestIndex
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.memory_rows import PART_ROWS
 from imap_wal.read.newest.packed_keys import PackedKeys
 from imap_wal.read.newest.runs import RunWriter
 from imap_wal.read.newest.table import in_order
@@ -344,7 +345,9 @@ def test_an_agent_releases_what_nobody_reads(
 
         before = read()
         index = agent._view._index
-        eventually(lambda: index._stored.runs and not index._tables, "the rows are on scratch")
+        eventually(
+            lambda: index._stored.runs and not index._memory.tables, "the rows are on scratch"
+        )
         assert read() == before
         assert agent._view.digest("orders", b"0" * 16, Partitions(frozenset({1}), 271))
         added = msgpack.packb(

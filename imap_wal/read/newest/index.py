@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -29,26 +29,22 @@ from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, KEY_CLASS, MAP, ORDER, V
 from imap_wal.partitions import Partitions
 from imap_wal.read.file_scan import EntryBatch
 from imap_wal.read.newest import runs
+from imap_wal.read.newest.memory_rows import PART_ROWS, ROW_BYTES, MemoryRows
 from imap_wal.read.newest.rivals import RivalClaims, conflict
 from imap_wal.read.newest.runs import Entry, Run, Values
-from imap_wal.read.newest.stored_rows import RUNS_MAX, PageLimits, StoredRows
-from imap_wal.read.newest.table import OWN_FIELDS, Owned, Table, in_pages
+from imap_wal.read.newest.stored_rows import RUNS_MAX, StoredRows
+from imap_wal.read.newest.table import OWN_FIELDS, Owned, Table, in_pages, sizes_of
 from imap_wal.rules.cleared import Cleared
 from imap_wal.rules.newer import Claim
 
 KeyState: TypeAlias = tuple[bytes, bool, int]
 """(key, deleted, expires_at_ms) of a newest row."""
 
-ROW_BYTES = 700
-"""Memory of a row from msgpack besides key and value: tuples, integers, its own three strings, its
-slot in the dict."""
 SHARED_ROW_BYTES = 500
-"""The same after equal strings are shared."""
+"""`ROW_BYTES` after equal strings are shared."""
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 16 * 1024 * 1024
 RELEASE_BYTES = 32 * 1024 * 1024
 """Rows are released if they take this much memory."""
-PART_ROWS = 1024
-"""Rows of a part of a release, after which another thread may run."""
 
 
 class _Interrupted(Exception):
@@ -71,11 +67,11 @@ class NewestIndex:
         """For an index without `spill`: the caller must take out `every` row and call `clear`."""
         self.overflowed = False
         """Whether the index needed more memory than the limit."""
-        self._tables: dict[str, Table] = {}
         self._leaving: list[dict[bytes, Owned]] = []
         self._leaving_bytes = 0
         """Rows that were released, and are still in memory; what they take."""
         self._cleared = Cleared()
+        self._memory = MemoryRows(self._cleared)
         self._stored = StoredRows(memory_bytes, scratch, self._cleared)
         self._version = 0
         self._met: list[Callable[[], RivalClaims | None]] = []
@@ -101,6 +97,7 @@ class NewestIndex:
         if clears:
             rows = self._cleared.take(node, rows)
         name: str | None = None
+        tables = self._memory.tables
         table = Table(node)
         known_rows = table.rows
         get = known_rows.get
@@ -111,7 +108,7 @@ class NewestIndex:
             if row[MAP] != name:
                 new += len(known_rows) + len(table.rivals)
                 name = row[MAP]
-                table = self._tables.get(name) or self._tables.setdefault(name, Table(node))
+                table = tables.get(name) or tables.setdefault(name, Table(node))
                 known_rows = table.rows
                 get = known_rows.get
                 tail = () if table.node == node else (node,)
@@ -126,7 +123,7 @@ class NewestIndex:
             elif newest[ORDER] < row[ORDER]:
                 known_rows[key] = row
         if payload_bytes is None:
-            payload_bytes = sum(len(row[KEY]) + len(row[VALUE] or b"") for row in rows)
+            payload_bytes = sum(sizes_of(rows))
         new += len(known_rows) + len(table.rivals)
         self._version += 1
         # An upper bound: the size of replaced rows is not subtracted.
@@ -140,7 +137,7 @@ class NewestIndex:
 
     def maps(self) -> list[str]:
         """Names of all maps that have a row, even if only a tombstone or a clear."""
-        in_memory = {name for name, table in self._tables.items() if table.rows}
+        in_memory = {name for name, table in self._memory.tables.items() if table.rows}
         return sorted(
             in_memory.union(
                 self._cleared.maps(), *(run.sections for run in self._stored.runs.values())
@@ -149,7 +146,7 @@ class NewestIndex:
 
     def __contains__(self, name: str) -> bool:
         """Whether a map has a row or a clear."""
-        table = self._tables.get(name)
+        table = self._memory.tables.get(name)
         return (
             bool(table and table.rows)
             or name in self._cleared
@@ -159,7 +156,7 @@ class NewestIndex:
     def key_class(self, name: str) -> str | None:
         """The class of a key of a map, even of one that was deleted or cleared; None: there is
         none."""
-        table = self._tables.get(name)
+        table = self._memory.tables.get(name)
         if table is not None and table.rows:
             return cast(Row, next(iter(table.rows.values())))[KEY_CLASS]
         return self._stored.key_class(name)
@@ -177,7 +174,7 @@ class NewestIndex:
         newest_rows: list[Row | None] = []
         size = 0
         if not self._stored.runs:
-            table = self._tables.get(name)
+            table = self._memory.tables.get(name)
             for row in (
                 self._rows_of(name, table, keys) if table is not None else [None] * len(keys)
             ):
@@ -239,16 +236,18 @@ class NewestIndex:
                 return None
             pages = self._stored_rows(name, PART_ROWS, partitions)
             return [row for rows, _ in pages for row in rows]
-        table = self._tables.get(name)
+        table = self._memory.tables.get(name)
         if table is None:
             return []
         keys = list(table.rows) if partitions.all else table.keys_in(partitions)
         self._meet(name, table, keys)
-        return cast(list[Row], [row for row in self._winners(name, table, keys) if row is not None])
+        return cast(
+            list[Row], [row for row in self._memory.winners(name, table, keys) if row is not None]
+        )
 
     def hash_keys(self, count: int) -> None:
         """Hash the keys in memory, for `keys` of some of `count` partitions."""
-        for table in self._tables.values():
+        for table in self._memory.tables.values():
             table.keys_in(Partitions(frozenset(), count))
 
     def is_releasable(self, partition_count: int) -> bool:
@@ -294,14 +293,14 @@ class NewestIndex:
 
     def _move(self, partition_count: int, check: Callable[[], object]) -> None:
         """Move the rows to scratch, unless most of them were replaced."""
-        self._purge(check)
-        self._set_used(sum(self._counted(check)))
+        self._memory.purge(check)
+        self._set_used(sum(self._memory.counted(check)))
         if self._used < RELEASE_BYTES:
             return
         self._stored.demand_room(self._used)
-        self._stored.add(self._tables, partition_count, check)
+        self._stored.add(self._memory.tables, partition_count, check)
         # One remaining key would keep its whole arena (`packed_keys`), so all rows leave together.
-        self._leaving = [table.rows for table in self._tables.values()]
+        self._leaving = [table.rows for table in self._memory.tables.values()]
         self._leaving_bytes = self._used
         self.clear()
 
@@ -332,10 +331,7 @@ class NewestIndex:
             yield from self._stored_rows(name, rows_max)
             return
         for table, some in self._pages_of_memory(name, rows_max, ordered):
-            for page in in_pages(
-                some, [len(row[KEY]) + len(row[VALUE] or b"") for row in some], self.page_bytes
-            ):
-                yield table.split(page)
+            yield from table.pages(some, self.page_bytes)
 
     def batches_with_rivals(
         self, name: str
@@ -362,11 +358,9 @@ class NewestIndex:
         """All contenders of every key, for a merge elsewhere."""
         if self._stored.runs:
             for entries in self._stored.contenders(name, self._sources(name)):
-                yield from self._stored.pages_of(
-                    name, entries, self._page(rows_max), dict(self._stored.runs)
-                )
+                yield from self._stored.pages_of(name, entries, rows_max, self.page_bytes)
             return
-        table = self._tables.get(name)
+        table = self._memory.tables.get(name)
         contenders = (
             []
             if table is None
@@ -374,17 +368,14 @@ class NewestIndex:
         )
         for start in range(0, len(contenders), rows_max):
             some = contenders[start : start + rows_max]
-            for page in in_pages(
-                some, [len(row[KEY]) + len(row[VALUE] or b"") for row in some], self.page_bytes
-            ):
-                yield cast(Table, table).split(page)
+            yield from cast(Table, table).pages(some, self.page_bytes)
 
     def count(self, name: str) -> int:
         """How many keys of a map have a row, including tombstones."""
         sections = [
             run.sections[name] for run in self._stored.runs.values() if name in run.sections
         ]
-        table = self._tables.get(name)
+        table = self._memory.tables.get(name)
         if not sections:
             return len(table.rows) if table is not None else 0
         if len(sections) == 1 and (table is None or not table.rows):
@@ -398,16 +389,13 @@ class NewestIndex:
         read."""
         if self._stored.runs:
             return None
-        return sum(len(table.rows) for table in self._tables.values())
-
-    def counts(self) -> dict[str, int]:
-        return {name: self.count(name) for name in self.maps()}
+        return sum(len(table.rows) for table in self._memory.tables.values())
 
     def remove(self, name: str) -> None:
         """Remove a map."""
         self._version += 1
         self._cleared.remove(name)
-        self._tables.pop(name, None)
+        self._memory.tables.pop(name, None)
         self._stored.remove(name)
 
     def forget(self) -> None:
@@ -420,7 +408,7 @@ class NewestIndex:
     def clear(self) -> None:
         """Remove the rows in memory."""
         self._version += 1
-        self._tables.clear()
+        self._memory.tables.clear()
         self.full = False
         self._set_used(0)
 
@@ -445,7 +433,7 @@ class NewestIndex:
         """The rows of a map that was all in memory at the start, or of some partitions, with the
         table that has their nodes. Rows that have moved to scratch since are found there, with
         their nodes."""
-        table = self._tables.get(name)
+        table = self._memory.tables.get(name)
         if table is None:
             return
         keys = list(table.rows) if partitions is None else table.keys_in(partitions)
@@ -455,44 +443,24 @@ class NewestIndex:
             some = keys[start : start + rows_max]
             if self._stored.runs:
                 for rows, nodes in self._stored.pages_of(
-                    name, self._find(name, some), self._page(rows_max), dict(self._stored.runs)
+                    name, self._find(name, some), rows_max, self.page_bytes
                 ):
                     yield table, [(*row, node) for row, node in zip(rows, nodes, strict=True)]
                 continue
-            now = self._tables.get(name)
+            now = self._memory.tables.get(name)
             if now is not None:
                 self._meet(name, now, some)
-                yield now, [row for row in self._winners(name, now, some) if row is not None]
+                yield now, [row for row in self._memory.winners(name, now, some) if row is not None]
 
     def _rows_of(self, name: str, table: Table, keys: Sequence[bytes]) -> Iterator[Row | None]:
         self._meet(name, table, keys)
-        for row in self._winners(name, table, keys):
+        for row in self._memory.winners(name, table, keys):
             yield None if row is None else cast(Row, row[:OWN_FIELDS])
-
-    def _winners(self, name: str, table: Table, keys: Sequence[bytes]) -> list[Owned | None]:
-        """The newest row of each key that was not cleared."""
-        winners = list(map(table.rows.get, keys))
-        if name in self._cleared:
-            there = [(index, row) for index, row in enumerate(winners) if row is not None]
-            for place in self._cleared.hidden(
-                name, [row[KEY] for _, row in there], [row[ORDER] for _, row in there]
-            ):
-                index, row = there[place]
-                winners[index] = next(iter(self._contenders_of(name, table, row[KEY])), None)
-        return winners
-
-    def _contenders_of(self, name: str, table: Table, key: bytes) -> list[Owned]:
-        """The contenders that were not cleared, the winner first."""
-        contenders = table.of(key)
-        hidden = self._cleared.hidden(
-            name, [key] * len(contenders), [row[ORDER] for row in contenders]
-        )
-        return [row for index, row in enumerate(contenders) if index not in hidden]
 
     def _meet(self, name: str, table: Table, keys: Sequence[bytes]) -> None:
         if table.rivals:
             contested = [
-                self._contenders_of(name, table, key) for key in keys if key in table.rivals
+                self._memory.contenders(name, table, key) for key in keys if key in table.rivals
             ]
             self._met += [
                 partial(conflict, name, rows[0][KEY], list(map(table.claim, rows)))
@@ -504,13 +472,13 @@ class NewestIndex:
         """Drop cleared keys, and count exactly. If little room is left, share equal strings; if
         that is not enough, move everything to scratch."""
         self._leave()
-        self._purge()
-        memory, (payload, row_bytes) = self._memory_for_rows, self._counted()
+        self._memory.purge()
+        memory, (payload, row_bytes) = self._memory_for_rows, self._memory.counted()
         used, least = payload + row_bytes, payload + row_bytes * SHARED_ROW_BYTES // ROW_BYTES
         if self._stored.runs:
             least = used  # it will not fit, so sharing strings gains nothing
         elif used > memory // 2 and (least <= memory * 3 // 4 or not self._spill):
-            for table in self._tables.values():
+            for table in self._memory.tables.values():
                 table.share_strings()
             used = least
         if least > memory * 3 // 4:
@@ -521,37 +489,11 @@ class NewestIndex:
                 self.full = True
         self._set_used(used)
 
-    def _counted(self, pause: Callable[[], object] = bool) -> tuple[int, int]:
-        """Memory of the rows: of their keys and values, and of the rest. `pause` is called between
-        two parts."""
-        tables = self._tables.values()
-        rivals = [row for table in tables for rows in table.rivals.values() for row in rows]
-        held = chain(rivals, *(table.rows.values() for table in tables))
-        payload = count = 0
-        while some := list(islice(held, PART_ROWS)):
-            payload += sum(len(row[KEY]) + len(row[VALUE] or b"") for row in some)
-            count += len(some)
-            pause()
-        return payload, ROW_BYTES * count
-
-    def _purge(self, pause: Callable[[], object] = bool) -> None:
-        """Drop the cleared keys. A listing would not find them. `pause` is called between two
-        parts."""
-        for name, table in self._tables.items():
-            keys = list(table.rows) if name in self._cleared else []
-            for start in range(0, len(keys), PART_ROWS):
-                some = keys[start : start + PART_ROWS]
-                hidden = self._cleared.hidden(name, some, [table.rows[key][ORDER] for key in some])
-                gone = [some[at] for at in hidden if not self._contenders_of(name, table, some[at])]
-                if gone:
-                    table.remove(gone)
-                pause()
-
     # ---- on scratch ----
 
     def _spill_all(self) -> None:
         """Write all rows in memory as a run."""
-        self._stored.add(self._tables)
+        self._stored.add(self._memory.tables)
         self.overflowed = True
         self.clear()
         self._stored.limit_runs(RUNS_MAX)
@@ -561,18 +503,15 @@ class NewestIndex:
         their places."""
         return self._version + self._stored.version
 
-    def _page(self, rows_max: int) -> PageLimits:
-        return PageLimits(rows_max, self.page_bytes)
-
     def _sources(
         self, name: str, after: bytes | None = None, partitions: Partitions | None = None
     ) -> list[Iterator[list[Entry]]]:
         """See `StoredRows.sources`."""
-        return self._stored.sources(name, self._tables.get(name), after, partitions)
+        return self._stored.sources(name, self._memory.tables.get(name), after, partitions)
 
     def _find(self, name: str, keys: Iterable[bytes]) -> list[Entry]:
         """The newest entries of those keys, in order of keys."""
-        winners, rivals = self._stored.find(name, self._tables.get(name), keys)
+        winners, rivals = self._stored.find(name, self._memory.tables.get(name), keys)
         self._meet_stored(name, winners, rivals, dict(self._stored.runs))
         return winners
 
@@ -624,7 +563,8 @@ class NewestIndex:
                 )
                 return [own + sum(sizes(others)) for own, others in weights]
 
-            for entries in self._ended(runs.merged(self._sources(name, after, partitions))):
+            every = runs.merged(self._sources(name, after, partitions))
+            for entries in chain(every, ([],)):  # an empty list marks the end
                 winners, others = self._stored.newest(name, entries)
                 rivals.update(others)
                 held += winners
@@ -646,12 +586,6 @@ class NewestIndex:
                     break
             else:
                 return
-
-    @staticmethod
-    def _ended(lists: Iterator[list[Entry]]) -> Iterator[list[Entry]]:
-        """An empty list marks the end."""
-        yield from lists
-        yield []
 
     def _stored_rows(
         self, name: str, rows_max: int, partitions: Partitions | None = None

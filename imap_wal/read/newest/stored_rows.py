@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
 
 from imap_wal.entry import (
     DELETED,
@@ -35,13 +34,6 @@ ROOM = 4
 RUNS_MAX = 16
 """Runs that may wait for their merge; a lookup first merges them, unless a release will."""
 _WINDOW_BYTES_MAX = 64 * 1024
-
-
-class PageLimits(NamedTuple):
-    """Limits of a page: rows, and bytes of keys and values."""
-
-    rows: int
-    bytes: int
 
 
 class _Labels(dict[tuple[str, str, str], int]):
@@ -251,14 +243,13 @@ class StoredRows:
         return runs.newest(entries, self._labels.words)
 
     def pages_of(
-        self, name: str, entries: list[Entry], page: PageLimits, current_runs: dict[int, Run]
+        self, name: str, entries: list[Entry], rows_max: int, bytes_max: int
     ) -> Iterator[tuple[list[Row], list[str]]]:
-        """The rows and nodes of those entries, in pages. `current_runs`: the runs that have their
-        values."""
-        values = Values(current_runs, self.window_bytes)
-        for start in range(0, len(entries), page.rows):
-            some = entries[start : start + page.rows]
-            for part in in_pages(some, runs.sizes(some), page.bytes):
+        """The rows and nodes of those entries, in pages. The present runs have their values."""
+        values = Values(dict(self.runs), self.window_bytes)
+        for start in range(0, len(entries), rows_max):
+            some = entries[start : start + rows_max]
+            for part in in_pages(some, runs.sizes(some), bytes_max):
                 yield self.loaded(name, part, values)
 
     def loaded(

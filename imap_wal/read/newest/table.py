@@ -81,6 +81,11 @@ class Table:
             row[own] if len(row) > own else node for row in page
         ]
 
+    def pages(self, rows: list[Owned], bytes_max: int) -> Iterator[tuple[list[Row], list[str]]]:
+        """The rows and their nodes, in pages of about `bytes_max`."""
+        for page in in_pages(rows, sizes_of(rows), bytes_max):
+            yield self.split(page)
+
     def windows(
         self,
         after: bytes | None,
@@ -123,6 +128,11 @@ class Table:
                 )
                 for row in rivals
             ]
+
+
+def sizes_of(rows: Iterable[Owned]) -> list[int]:
+    """The bytes of key and value of each."""
+    return [len(row[KEY]) + len(row[VALUE] or b"") for row in rows]
 
 
 def in_order(keys: Collection[bytes], pause: Callable[[], object] = bool) -> list[bytes]:
