@@ -2,7 +2,7 @@
 
 There must always be free descriptors:
 
-    own files │ connections_max │ TCP: connections that the door has not seen yet
+    own files │ connections_max │ TCP: connections that the limiter has not seen yet
 
 libzmq accepts connections on its own thread, and waits when UNSEEN_MAX of these are unseen, so a
 limit of open files above the sum is never reached. The agent's own loop accepts those at a Unix

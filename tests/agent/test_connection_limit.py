@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from imap_wal.agent.lines import Lines
-from imap_wal.agent.transport.door import GREETING_S, Door, SocketEvent
+from imap_wal.agent.transport.connection_limit import GREETING_S, ConnectionLimiter, SocketEvent
 from tests.support import FakeClock
 
 MOST = 2
@@ -19,7 +19,7 @@ MOST = 2
 
 @dataclass
 class Entrance:
-    """A door of two connections, and its listening socket. `turn` is one turn of its thread."""
+    """A limiter of two connections, and its listening socket. `turn` is one turn of its thread."""
 
     stack: ExitStack
     clock: FakeClock = field(default_factory=FakeClock)
@@ -27,14 +27,14 @@ class Entrance:
 
     def __post_init__(self) -> None:
         self.listener = self.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        self.door = Door(
+        self.limiter = ConnectionLimiter(
             lambda: self.events.popleft() if self.events else None,
             self.listener.getsockname()[1],
             MOST,
             self.clock,
             Lines(self.clock),
         )
-        self.stack.callback(self.door.close)
+        self.stack.callback(self.limiter.close)
 
     def connect(self) -> int:
         """The accepted descriptor of a new connection, whose event waits for a turn."""
@@ -44,10 +44,10 @@ class Entrance:
         return accepted.fileno()
 
     def turn(self) -> None:
-        self.door._turn(self.door.worker)
+        self.limiter._turn(self.limiter.worker)
 
     def is_open(self, fd: int) -> bool:
-        """Whether the door did not shut it down: then its peer would read an end."""
+        """Whether the limiter did not shut it down: then its peer would read an end."""
         with socket.socket(fileno=fd) as accepted:
             accepted.setblocking(False)
             try:
@@ -76,12 +76,12 @@ def test_a_welcomed_connection_is_not_closed_to_make_room(entrance: Entrance) ->
         entrance.turn()
     entrance.clock.advance(2 * GREETING_S)
     late = entrance.connect()
-    assert entrance.door.met(sender(1), late)  # a silent connection made room
-    entrance.door.greeted(sender(1))
-    assert entrance.door.statistics.open == MOST
+    assert entrance.limiter.first_message(sender(1), late)  # a silent connection made room
+    entrance.limiter.greeted(sender(1))
+    assert entrance.limiter.statistics.open == MOST
     entrance.turn()
     assert entrance.is_open(late)
-    assert entrance.door.gone() == []
+    assert entrance.limiter.gone() == []
 
 
 def test_a_hello_above_the_limit_is_refused(entrance: Entrance) -> None:
@@ -90,8 +90,8 @@ def test_a_hello_above_the_limit_is_refused(entrance: Entrance) -> None:
         entrance.connect()
         entrance.turn()
     late = entrance.connect()
-    assert not entrance.door.met(sender(1), late)
+    assert not entrance.limiter.first_message(sender(1), late)
     entrance.turn()
     assert not entrance.is_open(late)
-    statistics = entrance.door.statistics
+    statistics = entrance.limiter.statistics
     assert (statistics.open, statistics.refused) == (MOST, 1)

@@ -389,7 +389,7 @@ def test_a_large_number_of_a_user_is_read(make: Callable[..., Socket]) -> None:
             return struct.pack("iII", 7, 3_000_000_000, 0)
 
     accepted: Any = Accepted()
-    assert router._judged(accepted) == Admission("user 3000000000, process 7")
+    assert router._admission_of(accepted) == Admission("user 3000000000, process 7")
 
 
 def test_an_unfinished_handshake_ends_in_time(make: Callable[..., Socket]) -> None:

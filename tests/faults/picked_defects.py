@@ -223,7 +223,7 @@ PICKED = (
     ),
     Mutation(
         "the first message of a connection is refused",
-        "imap_wal/agent/transport/door.py",
+        "imap_wal/agent/transport/connection_limit.py",
         "            if connection is None:",
         "            if connection is not None:",
         "tests/hostile/test_connect_without_a_key.py::test_a_member_with_its_key_reads_and_writes",

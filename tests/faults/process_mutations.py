@@ -150,7 +150,7 @@ OF_PROCESSES = (
     ),
     Mutation(
         "a hello that arrives before its connection is reported is not counted",
-        "imap_wal/agent/transport/door.py",
+        "imap_wal/agent/transport/connection_limit.py",
         "            if connection is not former and not self._make_room(connection):\n"
         "                return False\n",
         "",

@@ -20,7 +20,7 @@ from imap_wal.agent.access.peers import Right
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.lines import WINDOW_S, Lines
 from imap_wal.agent.server import Agent
-from imap_wal.agent.transport.door import SILENT, Door, SocketEvent
+from imap_wal.agent.transport.connection_limit import SILENT, ConnectionLimiter, SocketEvent
 from imap_wal.agent.transport.gate import check_pair
 from imap_wal.clock import SystemClock
 from imap_wal.errors import InvalidSetting, NotAllowed
@@ -135,11 +135,13 @@ def test_a_connection_that_ended_at_once_is_logged() -> None:
     events = iter([SocketEvent(accepted=True, fd=closed)])
     clock = SystemClock()
     with capture_logs() as lines:
-        door = Door(lambda: next(events, None), 1, 10, clock, Lines(clock), has_keys=True)
-        door.worker.start()
+        limiter = ConnectionLimiter(
+            lambda: next(events, None), 1, 10, clock, Lines(clock), has_keys=True
+        )
+        limiter.worker.start()
         eventually(lambda: lines, "a line about the connection")
-        assert door.worker.stop(5)
-        door.close()
+        assert limiter.worker.stop(5)
+        limiter.close()
     assert [(line["peer"], line["reason"]) for line in lines] == [
         ("a peer at an unknown address", SILENT)
     ]

@@ -18,7 +18,7 @@ from imap_wal.stream.monitoring import STREAM
 from imap_wal.worker import WorkerState
 from tests.monitoring.snapshots import snapshot
 
-DEAD = {"imap-wal-door": WorkerState(alive=False, error="KeyError: 1", failures=1)}
+DEAD = {"imap-wal-connections": WorkerState(alive=False, error="KeyError: 1", failures=1)}
 
 
 def exported(now: AgentSnapshot) -> dict[str, float]:

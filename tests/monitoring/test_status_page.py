@@ -119,7 +119,10 @@ def test_page_and_events_show_the_state(shown: Shown) -> None:
         ({"settling": 3, "settling_running_s": 900.0}, "warning"),
         ({"merged": MergeStatistics()}, "warning"),
         ({"merged": MergeStatistics(), "members": 0}, "good"),
-        ({"threads": {"imap-wal-door": WorkerState(alive=False, error="", failures=1)}}, "bad"),
+        (
+            {"threads": {"imap-wal-connections": WorkerState(alive=False, error="", failures=1)}},
+            "bad",
+        ),
     ],
 )
 def test_state_is_green_only_if_no_map_waits(changes: dict[str, Any], level: str) -> None:

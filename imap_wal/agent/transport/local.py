@@ -78,7 +78,7 @@ class LocalRouter:
         """Listen at the endpoint of `lock`; `close` releases it. `rules` decide who may connect;
         None: everyone that can open the socket. Raises `InvalidSetting` if it cannot listen."""
         self.endpoint, self._lock, self._rules = lock.endpoint, lock, rules
-        self._most, self._clock, self._lines = bounds.connections, clock, lines
+        self._connections_max, self._clock, self._lines = bounds.connections, clock, lines
         self._frame_max = bounds.message_bytes if bounds.message_bytes >= 0 else 2**62
         try:
             self._listening = lock.listen()
@@ -92,7 +92,7 @@ class LocalRouter:
         self._open: dict[int, LocalConnection] = {}
         """By descriptor; the oldest first."""
         self._by_sender: dict[bytes, LocalConnection] = {}
-        self._shaking: deque[LocalConnection] = deque()
+        self._in_handshake: deque[LocalConnection] = deque()
         """Those that were accepted last and may not have completed the handshake; oldest first."""
         self._arrived = memoryview(bytearray(READ_BYTES))
         self._spare = bytearray()
@@ -103,7 +103,7 @@ class LocalRouter:
         self._names = itertools.count(1)
         self._refused = 0
         self.refused = self.revoked = 0
-        self._waits, self._turned = False, clock.monotonic()
+        self._waits, self._last_turn = False, clock.monotonic()
         self._helper = Worker("imap-wal-socket", self._help)
         with ExitStack() as opened:
             opened.callback(self._listening.close)
@@ -126,7 +126,7 @@ class LocalRouter:
 
     @property
     def statistics(self) -> ConnectionStatistics:
-        return ConnectionStatistics(len(self._open), self._most, self._refused)
+        return ConnectionStatistics(len(self._open), self._connections_max, self._refused)
 
     def outbox(self) -> _Outbox:
         return _Outbox(self)
@@ -146,7 +146,7 @@ class LocalRouter:
         messages: list[Message] = []
         size = 0
         with self._mutex:
-            self._turned = self._clock.monotonic()
+            self._last_turn = self._clock.monotonic()
             while self._ready and len(messages) < most and size < RECEIVED_BYTES:
                 connection, message = self._ready.popleft()
                 connection.queued -= 1
@@ -224,7 +224,7 @@ class LocalRouter:
                 if event & ~_IN:
                     self._flush(connection)
                     pauses = False
-        if not self._waits and self._clock.monotonic() - self._turned >= TAKE_OVER_S:
+        if not self._waits and self._clock.monotonic() - self._last_turn >= TAKE_OVER_S:
             self._serve(self._epoll.poll(0))
         if pauses or self._is_full():  # until the loop has received what waits
             worker.stopping.wait(PAUSE_S)
@@ -252,7 +252,7 @@ class LocalRouter:
                     and not self._is_full()
                 ):
                     self._read(connection)
-        if self._shaking or self._accept_at:
+        if self._in_handshake or self._accept_at:
             with self._mutex:
                 self._end_unfinished()
                 if self._accept_at and self._clock.monotonic() >= self._accept_at:
@@ -294,18 +294,18 @@ class LocalRouter:
         accepted.setblocking(False)
         sender = b"\0" + (next(self._names) % 2**32).to_bytes(4)
         connection = LocalConnection(
-            accepted, sender, self._clock.monotonic(), self._judged(accepted)
+            accepted, sender, self._clock.monotonic(), self._admission_of(accepted)
         )
         fd = accepted.fileno()
         self._open[fd] = self._by_sender[sender] = connection
         self._epoll.register(fd, _IN)
-        if len(self._open) > self._most:
+        if len(self._open) > self._connections_max:
             self._make_room(connection)
         if connection.state != "closed":
-            self._shaking.append(connection)
+            self._in_handshake.append(connection)
             self._write(connection, zmtp.GREETING)
 
-    def _judged(self, accepted: socket.socket) -> Admission | None:
+    def _admission_of(self, accepted: socket.socket) -> Admission | None:
         if self._rules is None:
             return None
         credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
@@ -322,18 +322,20 @@ class LocalRouter:
         )
         self._refused += 1
         self._end(next(silent, new))
-        self._lines.warning("too many connections", most=self._most, refused=self._refused)
+        self._lines.warning(
+            "too many connections", most=self._connections_max, refused=self._refused
+        )
 
     def _end_unfinished(self) -> None:
         """Close the connections whose handshake takes too long."""
         before = self._clock.monotonic() - HANDSHAKE_S
-        while self._shaking:
-            connection = self._shaking[0]
+        while self._in_handshake:
+            connection = self._in_handshake[0]
             if connection.state in ("greeting", "handshake"):
                 if connection.since > before:
                     return
                 self._end(connection)
-            self._shaking.popleft()
+            self._in_handshake.popleft()
 
     def _shut(self, connection: LocalConnection, why: str) -> None:
         self._lines.warning("connection closed", why, reason=why)

@@ -12,7 +12,7 @@ from imap_wal.agent.access.admission import ClientKeys
 from imap_wal.agent.access.peers import LOCAL, UNKNOWN, Peer
 from imap_wal.agent.bounds import RECEIVED_BYTES, REQUESTS_MAX, Bounds
 from imap_wal.agent.lines import Lines
-from imap_wal.agent.transport.door import Door, Ended, SocketEvent
+from imap_wal.agent.transport.connection_limit import ConnectionLimiter, Ended, SocketEvent
 from imap_wal.agent.transport.gate import Gate
 from imap_wal.agent.transport.router import ConnectionStatistics, Message, decode, joined
 from imap_wal.clock import Clock
@@ -58,20 +58,20 @@ class NetworkRouter:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 200)
-        self._bound(bounds)
+        self._set_limits(bounds)
         self._rules = rules
         self._gate = Gate(self._context, rules, endpoint, lines) if rules is not None else None
         events = self._bind()
-        self.door = Door(
+        self.limiter = ConnectionLimiter(
             events, self._port(), bounds.connections, clock, lines, has_keys=rules is not None
         )
-        self.door.worker.start()
+        self.limiter.worker.start()
         self._unanswered: dict[bytes, int] = {}
         """Sender of at least one message → its unanswered requests."""
         self._users: dict[bytes, str] = {}
         """Sender of at least one message, with a key → its public key."""
         self._silent_until = 0.0
-        self._clients = self._rules.clients() if self._rules is not None else {}
+        self._compared_clients = self._rules.clients() if self._rules is not None else {}
         """The clients when the connections were last compared with them."""
         self.revoked = 0
         """The number of connections that were closed because their keys were revoked."""
@@ -86,7 +86,7 @@ class NetworkRouter:
     @property
     def workers(self) -> list[Worker]:
         """The background threads that admit and close connections."""
-        return [self.door.worker, *([self._gate.worker] if self._gate is not None else [])]
+        return [self.limiter.worker, *([self._gate.worker] if self._gate is not None else [])]
 
     def _bind(self) -> _Events:
         """Bind the socket; returns the events of its connections. Raises `InvalidSetting`."""
@@ -106,7 +106,7 @@ class NetworkRouter:
             ) from error
         return events
 
-    def _bound(self, bounds: Bounds) -> None:
+    def _set_limits(self, bounds: Bounds) -> None:
         """Set the limits that libzmq itself enforces."""
         for option, value in (
             (
@@ -137,7 +137,7 @@ class NetworkRouter:
         self._socket.setsockopt(zmq.ROUTER_RAW, 1)
 
     def _port(self) -> int:
-        """Where the socket listens, for the door."""
+        """Where the socket listens, for the limiter."""
         last = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT))
         return int(last.rstrip(b"\0").rpartition(b":")[2])
 
@@ -147,13 +147,13 @@ class NetworkRouter:
 
     @property
     def statistics(self) -> ConnectionStatistics:
-        return self.door.statistics
+        return self.limiter.statistics
 
     def greeted(self, sender: bytes) -> None:
-        self.door.greeted(sender)
+        self.limiter.greeted(sender)
 
     def shut(self, sender: bytes, why: str) -> None:
-        self.door.shut(sender, why)
+        self.limiter.shut(sender, why)
 
     def outbox(self) -> _Outbox:
         return _Outbox(self._context, self._answers)
@@ -198,55 +198,57 @@ class NetworkRouter:
             payload, others = (part, 0) if others < 0 else (b"", others + 1)
         if unanswered is None:
             unanswered = 0
-            if not self.door.met(sender, -1 if isinstance(first, bytes) else first.get(zmq.SRCFD)):
+            if not self.limiter.first_message(
+                sender, -1 if isinstance(first, bytes) else first.get(zmq.SRCFD)
+            ):
                 self._late.append(sender)
             elif user:
                 self._users[sender] = user
         self._unanswered[sender] = unanswered + 1
         if unanswered >= REQUESTS_MAX:
             if unanswered == REQUESTS_MAX:
-                self.door.shut(
+                self.limiter.shut(
                     sender,
                     f"a peer sent more than {REQUESTS_MAX} requests without waiting for "
                     "their answers",
                 )
             return None
-        if user and user not in self._now():
+        if user and user not in self._current_clients():
             self._end(sender)
             return None
         return replace(decode(sender, header, payload, 2 + others), user=user)
 
     def peer(self, user: str) -> Peer:
-        return LOCAL if self._rules is None else self._now().get(user, UNKNOWN)
+        return LOCAL if self._rules is None else self._current_clients().get(user, UNKNOWN)
 
-    def _now(self) -> Mapping[str, Peer]:
+    def _current_clients(self) -> Mapping[str, Peer]:
         return self._rules.clients() if self._rules is not None else {}
 
     def _end_revoked(self) -> None:
         """Close the connections of revoked keys. libzmq reports the key of a connection only with
         its messages. So if a key is revoked, all connections without a message are closed too:
         those that exist now, and later those that the gate admitted by the earlier list."""
-        now, before = self._now(), self._clients
+        now, before = self._current_clients(), self._compared_clients
         if now is not before:
-            self._clients = now
+            self._compared_clients = now
             for sender in [sender for sender, user in self._users.items() if user not in now]:
                 self._end(sender)
             if not before.keys() <= now.keys():
-                self.door.shut_silent(REVOKED)
+                self.limiter.shut_silent(REVOKED)
                 self._silent_until = self._clock.monotonic() + SETTLED_S
         if self._silent_until and self._clock.monotonic() >= self._silent_until:
             self._silent_until = 0.0
-            self.door.shut_silent(REVOKED)
+            self.limiter.shut_silent(REVOKED)
 
     def _end(self, sender: bytes) -> None:
         if self._users.pop(sender, None) is not None:
             self.revoked += 1
-            self.door.shut(sender, "its key was revoked")
+            self.limiter.shut(sender, "its key was revoked")
 
     def gone(self) -> list[bytes]:
         """As in `Router`. It also closes the connections of revoked keys."""
         self._end_revoked()
-        senders, self._late = self._late + self.door.gone(), []
+        senders, self._late = self._late + self.limiter.gone(), []
         for sender in senders:
             self._unanswered.pop(sender, None)
             self._users.pop(sender, None)
@@ -272,20 +274,20 @@ class NetworkRouter:
             self._socket.send(to, zmq.NOBLOCK | zmq.SNDMORE)
             self._socket.send(frame, zmq.NOBLOCK, copy=len(frame) < TRACKED_BYTES)
         except zmq.Again:
-            self.door.shut(to, "a peer does not read its answers")
+            self.limiter.shut(to, "a peer does not read its answers")
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
 
     def close(self, wait: bool = True) -> None:
         self._inbox.close(0)
-        self._socket.close()  # the door still reads, because libzmq waits if its events are unread
+        self._socket.close()  # the limiter still reads: libzmq waits if its events are unread
         if self._gate is not None:
             self._gate.close()
         if wait:
             self._context.term()
-            if self.door.worker.stop(1):
-                self.door.close()
+            if self.limiter.worker.stop(1):
+                self.limiter.close()
 
 
 class _Events:

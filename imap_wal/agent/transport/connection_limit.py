@@ -64,26 +64,26 @@ class _Known:
     reported: float = 0.0
 
 
-class Door:
+class ConnectionLimiter:
     """Counts and closes connections. `next_event` waits briefly for an event; it returns None if
-    there was none, and raises `Ended`. `port`: where libzmq listens. `most`: the limit of
-    connections. `has_keys`: a peer without the right keys cannot send a message, and libzmq does
+    there was none, and raises `Ended`. `port`: where libzmq listens. `connections_max`: the
+    limit. `has_keys`: a peer without the right keys cannot send a message, and libzmq does
     not ask the gate about it; its end is reported here."""
 
     def __init__(
         self,
         next_event: Callable[[], SocketEvent | None],
         port: int,
-        most: int,
+        connections_max: int,
         clock: Clock,
         lines: Lines,
         *,
         has_keys: bool = False,
     ) -> None:
-        self._next_event, self._port, self._most, self._clock, self._lines = (
+        self._next_event, self._port, self._connections_max, self._clock, self._lines = (
             next_event,
             port,
-            most,
+            connections_max,
             clock,
             lines,
         )
@@ -102,9 +102,9 @@ class Door:
             os.open(os.devnull, os.O_RDONLY),
             os.open(os.devnull, os.O_RDONLY),
         )
-        self.worker = Worker("imap-wal-door", self._turn)
+        self.worker = Worker("imap-wal-connections", self._turn)
 
-    # ---- the door's thread ----
+    # ---- its thread ----
 
     def _turn(self, worker: Worker) -> bool:
         try:
@@ -149,16 +149,16 @@ class Door:
         new one. Returns whether the new one is still open. The thread that first learns of a
         connection calls this: libzmq may deliver a hello before it reports the connection, and a
         connection whose hello was accepted is not closed."""
-        if len(self._open) <= self._most:
+        if len(self._open) <= self._connections_max:
             return True
         self._remove_ended()
         now = self._clock.monotonic()
-        if len(self._open) > self._most and now - self._swept >= SWEEP_S:
+        if len(self._open) > self._connections_max and now - self._swept >= SWEEP_S:
             self._swept = now
             for other in list(self._open.values()):
                 if self._inode(other.fd) != other.inode:
                     self._leave(other.fd)
-        if len(self._open) > self._most:
+        if len(self._open) > self._connections_max:
             before = now - GREETING_S
             silent = next(
                 (
@@ -169,7 +169,9 @@ class Door:
                 new,
             )
             self._shut(silent)
-            self._lines.warning("too many connections", most=self._most, refused=self._refused)
+            self._lines.warning(
+                "too many connections", most=self._connections_max, refused=self._refused
+            )
         return self._open.get(new.fd) is new
 
     def _admit(self, fd: int) -> _Known | None:
@@ -242,7 +244,7 @@ class Door:
 
     # ---- the serving thread, and reads ----
 
-    def met(self, sender: bytes, fd: int) -> bool:
+    def first_message(self, sender: bytes, fd: int) -> bool:
         """The first message of `sender` arrived on this descriptor. Returns whether its connection
         is still open."""
         with self._mutex:
@@ -293,7 +295,7 @@ class Door:
     @property
     def statistics(self) -> ConnectionStatistics:
         with self._mutex:
-            return ConnectionStatistics(len(self._open), self._most, self._refused)
+            return ConnectionStatistics(len(self._open), self._connections_max, self._refused)
 
     def close(self) -> None:
         """Release the descriptors. Call it after the thread has ended."""
