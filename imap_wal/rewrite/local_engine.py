@@ -32,7 +32,7 @@ from imap_wal.retention.other_process import OtherProcess, ProcessDied, Report, 
 from imap_wal.retention.overlap import Overlap
 from imap_wal.rewrite.columns.merge import ColumnMerge, scratch_errors
 from imap_wal.rewrite.part_writer import KeyRange, PartWriter
-from imap_wal.rewrite.plan import Merged, Result, RewritePlan, worth_reading
+from imap_wal.rewrite.plan import Merged, Result, RewritePlan, former_to_read, rewrite_folder
 from imap_wal.rewrite.ranges import KeptPart, kept_parts, parts_of
 from imap_wal.rewrite.report import memory_max_bytes
 from imap_wal.rewrite.sorted_runs import Sizes, read_directly
@@ -80,16 +80,11 @@ class LocalEngine:
             if self._progress is not None:
                 self._progress(MergeProgress(count + 1, len(scans), done, total, merge.records))
         merge.sources.flush()
-        merged: list[Merged] = []
         tally = merge.tally
         touched = set(tally.maps)
+        former, merged = former_to_read(plan, touched, log.context)
         kept_by_map: dict[str, tuple[KeptPart, ...]] = {}
-        for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
-            if not plan.wants(name):
-                continue
-            if name not in touched and not worth_reading(plan, snapshot, log.context):
-                merged.append(Merged(name, 0, 0, (), unchanged=True))
-                continue
+        for name, snapshot in former:
             if name not in merge.cleared:
                 parts = parts_of(snapshot, log.context.keys)
                 kept_by_map[name] = kept_parts(plan, parts, merge.keys.keys(name), log.context)
@@ -101,9 +96,7 @@ class LocalEngine:
         merge.sources.flush()
         writers: dict[str, PartWriter] = {}
         with (
-            tempfile.TemporaryDirectory(
-                prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True
-            ) as folder,
+            rewrite_folder(self._settings.scratch) as folder,
             Overlap[None]() as publishing,
         ):
             for name in sorted(touched):
@@ -292,9 +285,7 @@ class _Processes:
 @contextmanager
 def _processes(place: Location, count: int, settings: Settings) -> Iterator[_Processes]:
     """Processes for the tasks of one rewrite. They end with the block, even if it raises."""
-    with tempfile.TemporaryDirectory(
-        prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
-    ) as folder:
+    with rewrite_folder(settings.scratch) as folder:
         folders = [Path(folder, str(number)) for number in range(count)]
         for own in folders:
             own.mkdir()

@@ -32,8 +32,10 @@ tombstones and expired ones too, until `resolve` decides or something newer is w
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from imap_wal import layout
@@ -201,12 +203,36 @@ class Engine(Protocol):
     def run(self, plan: RewritePlan, log: ClusterLog) -> Result: ...
 
 
+def rewrite_folder(scratch: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder for part files and runs before they are stored."""
+    return tempfile.TemporaryDirectory(
+        prefix="imap-wal-rewrite-", dir=scratch, ignore_cleanup_errors=True
+    )
+
+
 def worth_reading(plan: RewritePlan, snapshot: Snapshot, context: Context) -> bool:
     """Whether a snapshot without new entries may become smaller, or is not encrypted with the
     active key."""
     if snapshot.tombstones > 0 or plan.rule.expired(snapshot.last_expiry_ms):
         return True
     return any(written_otherwise(context, path) for path in snapshot.paths)
+
+
+def former_to_read(
+    plan: RewritePlan, changed: Collection[str], context: Context
+) -> tuple[list[tuple[str, Snapshot]], list[Merged]]:
+    """The former snapshots that a merge reads, by map: those of maps that the logs have `changed`,
+    and those `worth_reading`. Then the results for the other maps."""
+    read: list[tuple[str, Snapshot]] = []
+    unchanged: list[Merged] = []
+    for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
+        if not plan.wants(name):
+            continue
+        if name in changed or worth_reading(plan, snapshot, context):
+            read.append((name, snapshot))
+        else:
+            unchanged.append(Merged(name, 0, 0, (), unchanged=True))
+    return read, unchanged
 
 
 def prepare(

@@ -9,7 +9,6 @@ size of its snapshots.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +21,7 @@ from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted, RivalClaims
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import snapshot_scans
-from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan, worth_reading
+from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan, former_to_read, rewrite_folder
 from imap_wal.rewrite.publish import latest_expiry
 from imap_wal.rewrite.tally import Tally, Totals
 from imap_wal.rules.dropped import may_be_dropped
@@ -52,9 +51,7 @@ class RowEngine:
         settings = self._settings
         with (
             closing(NewestIndex(settings.restore_memory_bytes, settings.scratch)) as index,
-            tempfile.TemporaryDirectory(
-                prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
-            ) as folder,
+            rewrite_folder(settings.scratch) as folder,
         ):
             return _Merge(plan, log, index, Path(folder), self._progress).run()
 
@@ -84,14 +81,9 @@ class _Merge:
             if self._progress is not None:
                 records = sum(totals.records for totals in self._tally.maps.values())
                 self._progress(MergeProgress(count, len(scans), done, total, records))
-        merged: list[Merged] = []
         touched = set(self._tally.maps)
-        for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
-            if not plan.wants(name):
-                continue
-            if name not in touched and not worth_reading(plan, snapshot, log.context):
-                merged.append(Merged(name, 0, 0, (), unchanged=True))
-                continue
+        former, merged = former_to_read(plan, touched, log.context)
+        for name, snapshot in former:
             for scan in snapshot_scans(name, snapshot):
                 self._add(scan, read_scan(log.context, scan))
             touched.add(name)

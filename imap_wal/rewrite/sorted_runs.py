@@ -14,7 +14,6 @@ docs/decisions/rewrites.md.
 
 from __future__ import annotations
 
-import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -32,7 +31,7 @@ from imap_wal.read.scan import ahead
 from imap_wal.retention.archive_writer import is_absorbable
 from imap_wal.rewrite.columns.key_columns import KeyBatch
 from imap_wal.rewrite.columns.merge import ColumnMerge, MergeSpan, by_columns, scratch_errors
-from imap_wal.rewrite.plan import RewritePlan
+from imap_wal.rewrite.plan import RewritePlan, rewrite_folder
 from imap_wal.rewrite.ranges import borders_of
 from imap_wal.rewrite.tally import Subject, Totals
 from imap_wal.rules.newer import Claim
@@ -161,9 +160,7 @@ def sort_files(
     with (
         scratch_errors(settings),
         closing(ColumnMerge(plan, log, settings)) as merge,
-        tempfile.TemporaryDirectory(
-            prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
-        ) as folder,
+        rewrite_folder(settings.scratch) as folder,
     ):
         borders: dict[str, list[bytes]] = {}
 

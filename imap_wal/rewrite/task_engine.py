@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import pickle
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -30,7 +29,7 @@ from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.rewrite.columns.merge import ColumnMerge, MergeSpan, scratch_errors
 from imap_wal.rewrite.part_writer import PART_BYTES, PARTS_OF_A_SIZE, KeyRange, PartWriter
-from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan, worth_reading
+from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan, former_to_read, rewrite_folder
 from imap_wal.rewrite.publish import read_again
 from imap_wal.rewrite.ranges import KeptPart, borders_of, kept_parts, parts_of
 from imap_wal.rewrite.report import StepReport
@@ -153,14 +152,9 @@ class TaskEngine(ABC):
             for row, node in sorted_files.clears:
                 cleared.take(node, [row])
         late = {subject for sorted_files in results for subject in sorted_files.late_clears}
-        merged: list[Merged] = []
         map_names = set(totals)
-        for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
-            if not plan.wants(name):
-                continue
-            if name not in map_names and not worth_reading(plan, snapshot, log.context):
-                merged.append(Merged(name, 0, 0, (), unchanged=True))
-                continue
+        former, merged = former_to_read(plan, map_names, log.context)
+        for name, _ in former:
             map_names.add(name)
             for row, node in former_clears(log, plan, name):
                 cleared.take(node, [row])
@@ -289,9 +283,7 @@ def clears_part(
     them, so the driver writes them."""
     if not claims:
         return ()
-    with tempfile.TemporaryDirectory(
-        prefix="imap-wal-rewrite-", ignore_cleanup_errors=True
-    ) as folder:
+    with rewrite_folder(None) as folder:
         writer = PartWriter(log.context, plan, name, Path(folder), randomness=log.randomness)
         writer.add_clears(claims, late)
         writer.end()
@@ -525,9 +517,7 @@ def merge_range(
     with (
         scratch_errors(settings),
         closing(ColumnMerge(plan, log, settings, span=task.span, cleared=cleared)) as merge,
-        tempfile.TemporaryDirectory(
-            prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
-        ) as folder,
+        rewrite_folder(settings.scratch) as folder,
     ):
         merge.read_runs((run.scan, groups, run.late) for run, groups in task.runs)
         for scan in task.former:
