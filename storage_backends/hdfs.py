@@ -46,6 +46,7 @@ from storage_backends.interface import Appender, Capabilities, Held, StoredFile,
 from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
 from storage_backends.options import demand_spelt
 from storage_backends.paths import check_path, folder_prefix
+from storage_backends.ranged_input import RangedInput
 from storage_backends.registry import Opening
 from storage_backends.veil import Veil
 
@@ -167,7 +168,7 @@ class HdfsStore(LeasedLocks):
 
     def open_input(self, path: str) -> BinaryIO:
         return cast(
-            BinaryIO, io.BufferedReader(_Ranges(self, path, self.size(path)), READ_BUFFER_BYTES)
+            BinaryIO, io.BufferedReader(RangedInput(self, path, self.size(path)), READ_BUFFER_BYTES)
         )
 
     # writing
@@ -399,37 +400,6 @@ class HdfsAppender(HeldByAnswer):
     def _check(self) -> None:
         if self._why_closed:
             raise Unavailable(self._why_closed, self.path)
-
-
-class _Ranges(io.RawIOBase):
-    """Reads a file by ranges."""
-
-    def __init__(self, store: HdfsStore, path: str, size: int) -> None:
-        self._store = store
-        self._path = path
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (
-            0 if whence == io.SEEK_SET else self._at if whence == io.SEEK_CUR else self._size
-        )
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._store.read(self._path, self._at, len(buffer)) if self._at < self._size else b""
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 def opened(opening: Opening) -> HdfsStore:

@@ -28,6 +28,7 @@ from storage_backends import (
     Unsupported,
 )
 from storage_backends.gated import ForwardingStore
+from storage_backends.ranged_input import RangedInput
 
 
 class PlacementRouter(ForwardingStore):
@@ -255,7 +256,7 @@ class OwnDiskStore(PlacementRouter):
             with suppress(NotFound):
                 return disk.open_input(path)
         elif self._serves(path):
-            return cast(BinaryIO, io.BufferedReader(_Input(self, path)))
+            return cast(BinaryIO, io.BufferedReader(RangedInput(self, path)))
         return self.root.open_input(path)
 
     # ---- writing ----
@@ -282,31 +283,6 @@ class OwnDiskStore(PlacementRouter):
             self._tails.close()
         finally:
             super().close()
-
-
-class _Input(io.RawIOBase):
-    """A file of another node's disk."""
-
-    def __init__(self, store: OwnDiskStore, path: str) -> None:
-        self._store, self._path, self._at = store, path, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        starts = {io.SEEK_CUR: self._at, io.SEEK_END: 0}
-        start = self._store.size(self._path) if whence == io.SEEK_END else starts.get(whence, 0)
-        self._at = max(0, start + offset)
-        return self._at
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        data = self._store.read(self._path, self._at, len(buffer))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 def demand_own(own_disk: OwnDiskStore | None, node: str) -> None:
