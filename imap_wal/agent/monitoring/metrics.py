@@ -182,10 +182,7 @@ WRITING: tuple[AgentMetric, ...] = (
         "imap_wal_ring_fill_ratio",
         "gauge",
         "The part of the ring that is used, from 0 to 1, by slots or by bytes.",
-        lambda now: max(
-            now.ring.waiting / now.ring.slots,
-            min(1.0, now.ring.waiting_bytes / now.ring_bytes_max),
-        ),
+        lambda now: now.ring_fill,
     ),
     AgentMetric(
         "imap_wal_ring_waits_total",
@@ -526,11 +523,12 @@ READING: tuple[AgentMetric, ...] = (
     ),
 )
 
-METRICS: tuple[AgentMetric, ...] = (
-    *AGENT,
-    *WRITING,
-    *MAINTENANCE,
-    *DISKS,
-    *MEMBERS,
-    *READING,
-)
+GROUPS: Mapping[str, tuple[AgentMetric, ...]] = {
+    "Health": AGENT,
+    "Writing": WRITING,
+    "Maintenance": MAINTENANCE,
+    "Disks": DISKS,
+    "Members": MEMBERS,
+    "Reading": READING,
+}
+METRICS = tuple(metric for group in GROUPS.values() for metric in group)

@@ -100,5 +100,11 @@ class AgentSnapshot:
     read_from_copies: Mapping[str, str]
 
     @property
+    def ring_fill(self) -> float:
+        """The part of the ring that is used, by slots or by bytes."""
+        slots = self.ring.waiting / self.ring.slots
+        return max(slots, min(1.0, self.ring.waiting_bytes / self.ring_bytes_max))
+
+    @property
     def dead_threads(self) -> list[str]:
         return [name for name, state in self.threads.items() if not state.alive]

@@ -121,9 +121,7 @@ def _log(now: AgentSnapshot) -> Iterator[Fact]:
     syncs = now.commit.sync_times
     if syncs.count:
         yield Fact("Mean time of a sync", f"{1000 * syncs.sum / syncs.count:.2f} ms")
-    used = max(
-        now.ring.waiting / now.ring.slots, min(1.0, now.ring.waiting_bytes / now.ring_bytes_max)
-    )
+    used = now.ring_fill
     level = Level.WARNING if used >= 0.9 else Level.PLAIN
     yield Fact("Ring", f"{used:.0%} used", level, used)
     yield Fact("Lag of the merge", f"{size(now.unmerged_bytes)} written, not merged yet")
