@@ -117,6 +117,14 @@ PROBE_MS_MAX = 3_600_000
 """A probe file that is older than this was left by a process that died."""
 
 
+def demand_past(time_ms: int, now_ms: int) -> None:
+    """Raises `InvalidSetting` for the moment `time_ms` of a read if it is in the future."""
+    if time_ms > now_ms + SKEW_MS_MAX:
+        raise InvalidSetting(
+            f"as_of {utc(time_ms)} is in the future: the clock of this machine says {utc(now_ms)}"
+        )
+
+
 def storage_now(store: SegmentStore, cluster_folder: str, randomness: Randomness) -> int:
     """Unix time in milliseconds by the storage's clock; 0 if the storage has no modification times.
     Creates an empty file and deletes it."""

@@ -26,6 +26,8 @@ ADVICE = (
     "bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 )
 
+DIFFERS = "the file does not match the checksum in the manifest"
+
 
 class Published(NamedTuple):
     """The facts about a file for the manifest: its size, and the CRC-32C of all its bytes."""
@@ -111,8 +113,7 @@ def check_contents(store: SegmentStore, path: str, checksum: int, size: int = 0)
 def demand_checksum(path: str, actual: int, expected: int) -> None:
     """Raise `CorruptLog` unless both are equal."""
     if actual != expected:
-        difference = "the file does not match the checksum in the manifest"
-        raise CorruptLog(path, 0, difference, ADVICE)
+        raise CorruptLog(path, 0, DIFFERS, ADVICE)
 
 
 def chunks(source: BinaryIO, path: str) -> Iterator[bytes]:

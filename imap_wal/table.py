@@ -10,7 +10,7 @@ from typing import Any
 
 from imap_wal.arrow_library import loading
 from imap_wal.checks import location
-from imap_wal.clock import MOMENTS, SKEW_MS_MAX, SystemClock, moment_ms, unix_ms, utc
+from imap_wal.clock import MOMENTS, SystemClock, demand_past, moment_ms, unix_ms, utc
 from imap_wal.context import Context, open_context
 from imap_wal.decoder import Decoder
 from imap_wal.errors import InvalidSetting, NoSuchLog, StorageUnavailable
@@ -210,11 +210,7 @@ class MapTable:
         state = log.state().demand(self._asked.settings.recovery_policy)
         if time_ms is None:
             return state
-        if time_ms > now_ms + SKEW_MS_MAX:
-            raise InvalidSetting(
-                f"as_of {utc(time_ms)} is in the future: the clock of this machine says "
-                f"{utc(now_ms)}"
-            )
+        demand_past(time_ms, now_ms)
         past = at_time(log, state, time_ms, (name,))
         if past.unknown:
             until_ms = state.manifest.snapshots[name].until_ms

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from imap_wal.clock import SKEW_MS_MAX, utc
+from imap_wal.clock import demand_past, utc
 from imap_wal.context import Context
 from imap_wal.decoder import Decoder
 from imap_wal.errors import EncryptionError, InvalidSetting, LogError, MissingNode
@@ -143,12 +143,7 @@ class ImapWalReader(ClusterReader):
         if as_of is None or as_of.time_ms is None:
             return
         maps, time_ms = self._options.maps or None, as_of.time_ms
-        now_ms = logs[0].clock.now_ms()
-        if time_ms > now_ms + SKEW_MS_MAX:
-            raise InvalidSetting(
-                f"as_of {utc(time_ms)} is in the future: the clock of this machine says "
-                f"{utc(now_ms)}"
-            )
+        demand_past(time_ms, logs[0].clock.now_ms())
 
         def began(log: ClusterLog) -> int | None:
             state = log.state().demand(self._options.recovery_policy)

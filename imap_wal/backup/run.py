@@ -29,6 +29,7 @@ from imap_wal.backup.catalogue import (
     chunk_size,
 )
 from imap_wal.clock import Clock
+from imap_wal.contents import DIFFERS
 from imap_wal.errors import CorruptLog, LogError, LostRace, MissingNode
 from imap_wal.format import SegmentHeader
 from imap_wal.read.cluster import ClusterLog
@@ -406,8 +407,7 @@ class ParquetCheck:
         self._found = google_crc32c.extend(self._found, data)
 
     def damage(self) -> DamagedFile | None:
-        damage = "the file does not match the checksum in the manifest"
-        return DamagedFile(self._path, 0, damage)
+        return DamagedFile(self._path, 0, DIFFERS)
 
 
 class FrameCheck:

@@ -9,6 +9,7 @@ from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 
+from imap_wal.contents import DIFFERS
 from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, EncryptionError, LogError
 from imap_wal.format import OF_ENTRIES, START, Frame, Home, Position
@@ -222,8 +223,7 @@ def check_parquet(
         with context.store.open_input(scan.path) as file:
             crc = _checksum(file, deadline) if checksum else 0
         if crc != checksum:
-            damage = "the file does not match the checksum in the manifest"
-            return _readable(context, replace(finding, offset=0, what=damage), scan, records)
+            return _readable(context, replace(finding, offset=0, what=DIFFERS), scan, records)
         count = 0
         for batch in read_scan(context, scan):
             count += len(batch.rows)

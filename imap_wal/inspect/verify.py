@@ -45,6 +45,7 @@ from imap_wal.inspect.finding import (
 from imap_wal.inspect.segment_check import check_parquet, check_segment
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.missing import SEGMENT_MISSING
 from imap_wal.manifest.older import NO_MANIFEST_ADVICE, OTHER_COPY_ADVICE, other_copy
 from imap_wal.manifest.reader_manifest import ReaderManifest
 from imap_wal.manifest.readers import examined
@@ -330,22 +331,8 @@ def _plan_wal(
     elif misplaced:
         yield Finding(f"{node.folder}/wal", "node", CORRUPT, what=misplaced, advice=MISSING)
         return
-    for segment in node.wal.void:
-        yield Finding(
-            segment.path,
-            "segment",
-            CLEAN,
-            segment.bytes,
-            what="begun by a writer that had been replaced: nothing in it counts",
-        )
-    for segment in node.wal.copied:
-        yield Finding(
-            segment.path,
-            "segment",
-            CLEAN,
-            segment.bytes,
-            what="a recovery made a copy of it, which counts instead",
-        )
+    for segment, why in node.wal.left_out:
+        yield Finding(segment.path, "segment", CLEAN, segment.bytes, what=why)
     living = node.wal.segments
     # Without a manifest, the segments before the first one may have been archived.
     expected = living[0].number if node.of_no_manifest and living else manifest.archived[1] + 1
@@ -355,7 +342,7 @@ def _plan_wal(
                 node,
                 segment.epoch,
                 range(expected, segment.number),
-                "this segment is missing: the log continues after it",
+                SEGMENT_MISSING,
             )
         expected = segment.number + 1
         later = living[index + 1 :]

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from imap_wal.errors import ShortLog
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
+from imap_wal.manifest.store import MANIFEST_ADVICE as ADVICE
 from imap_wal.segment.listing import SegmentFile
 
-ADVICE = "bring it back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+SEGMENT_MISSING = "this segment is missing: the log continues after it"
 
 
 def segment(
@@ -29,12 +30,7 @@ def segment(
     else:
         if last < expected:
             return None
-    return ShortLog(
-        f"{folder}/wal/*-{expected:08d}.wal",
-        0,
-        "this segment is missing: the log continues after it",
-        ADVICE,
-    )
+    return ShortLog(f"{folder}/wal/*-{expected:08d}.wal", 0, SEGMENT_MISSING, ADVICE)
 
 
 def archive(path: str, node: str, manifest: NodeManifest) -> ShortLog | None:

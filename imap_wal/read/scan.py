@@ -251,13 +251,7 @@ class _SegmentPass:
         return Position(self._scan.epoch, self._scan.number, frame.offset, max(frame.count - 1, 0))
 
     def _metadata(self, frame: Frame) -> tuple[Metadata, ...]:
-        try:
-            items: list[Any] = list(entry.rows(frame.payload))
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            reason = (
-                f"the checksum of this frame is right, but its content is not msgpack ({error})"
-            )
-            raise CorruptLog(self._scan.path, frame.offset, reason) from error
+        items = _unpacked(self._scan.path, frame)
         if not all(map(_is_metadata, items)):
             raise CorruptLog(
                 self._scan.path,
@@ -344,6 +338,15 @@ class _SegmentPass:
         )  # fmt: skip
 
 
+def _unpacked(path: str, frame: Frame) -> list[Any]:
+    """The items of a frame. Raises `CorruptLog`."""
+    try:
+        return list(entry.rows(frame.payload))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
+        reason = f"the checksum of this frame is right, but its content is not msgpack ({error})"
+        raise CorruptLog(path, frame.offset, reason) from error
+
+
 def _is_metadata(item: Any) -> bool:
     """Whether a node's manifest can keep it."""
     match item:
@@ -363,14 +366,7 @@ def demand_entries(path: str, first: Position, frame: Frame) -> None:
         return
     except ValueError as error:
         reason = f"the entries of this frame cannot be used: {error}"
-    try:
-        rows = list(entry.rows(frame.payload))
-    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
-        raise CorruptLog(
-            path,
-            frame.offset,
-            f"the checksum of this frame is right, but its content is not msgpack ({error})",
-        ) from error
+    rows = _unpacked(path, frame)
     if len(rows) != frame.count:
         raise CorruptLog(
             path, frame.offset, f"this frame should have {frame.count} entries and has {len(rows)}"

@@ -10,6 +10,7 @@ from imap_wal import format, layout
 from imap_wal.errors import EncryptionError, LogError, NotRepairable
 from imap_wal.format import START, Position
 from imap_wal.manifest.epochs import ids
+from imap_wal.manifest.missing import SEGMENT_MISSING
 from imap_wal.repair.node_plan import NodePlan, Write
 from imap_wal.repair.report import (
     COPIED,
@@ -70,7 +71,7 @@ class SegmentPlanner:
                     epoch,
                     number,
                     status="missing",
-                    what="this segment is missing: the log continues after it",
+                    what=SEGMENT_MISSING,
                 )
             if planned.torn and planned.scan is not None and planned.scan.header is None:
                 reason = "a crash before its first commit: it never had an entry"
@@ -99,11 +100,7 @@ class SegmentPlanner:
                 Item(path, "node", "missing", GIVEN_UP, given_up=Extent(), what=misplaced)
             )
             wal = WalFolder(())
-        for segments, reason in (
-            (wal.void, "begun by a writer that had been replaced: nothing in it counts"),
-            (wal.copied, "a recovery made a copy of it, which counts instead"),
-        ):
-            plan.items += [self._left_out(segment, reason) for segment in segments]
+        plan.items += [self._left_out(segment, reason) for segment, reason in wal.left_out]
         living = wal.segments
         by_number: dict[int, Segment] = {}
         for index, segment in enumerate(living):

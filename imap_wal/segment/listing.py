@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from imap_wal import layout
@@ -37,6 +37,14 @@ class WalFolder:
     void: tuple[SegmentFile, ...] = ()
     logs: frozenset[str] = frozenset()
     permits: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> Iterator[tuple[SegmentFile, str]]:
+        """The segments that do not count, with the reason."""
+        for segment in self.void:
+            yield segment, "begun by a writer that had been replaced: nothing in it counts"
+        for segment in self.copied:
+            yield segment, "a recovery made a copy of it, which counts instead"
 
     @property
     def newest(self) -> str:

@@ -25,7 +25,7 @@ import msgspec
 
 from imap_wal import contents, format
 from imap_wal.clock import Randomness
-from imap_wal.contents import Published
+from imap_wal.contents import ADVICE, Published
 from imap_wal.entry import FAULTS, EntryDecoder, Row, pack
 from imap_wal.errors import CorruptLog, Forged, ShortLog
 from imap_wal.format import Frame, SegmentHeader
@@ -40,9 +40,6 @@ SUFFIX = ".wal"
 _LENGTH = struct.Struct("<I")
 FRAME_ROWS_MAX, FRAME_BYTES_MAX = 4096, 1024 * 1024
 """A frame ends at this number of entries or bytes."""
-ADVICE = (
-    "bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
-)
 
 
 def is_segment(path: str) -> bool:

@@ -8,10 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import click
+
 from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.output import F
 from rewrite_cli.console.written import STDOUT, NamedOutput, writing
 
 SYSTEM = Path("/dev"), Path("/proc")
+
+
+def to_option(command: F) -> F:
+    """`--to`, as `target`."""
+    return click.option(
+        "--to",
+        "target",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A file, written whole or not at all. Default: stdout.",
+    )(command)
 
 
 @contextmanager

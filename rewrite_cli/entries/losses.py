@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -13,8 +12,7 @@ from imap_wal.decoder import Decoder
 from imap_wal.entry import KEY, MAP, Row
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS
-
-F = TypeVar("F", bound=Callable[..., Any])
+from rewrite_cli.console.output import F
 
 
 def strict_option(command: F) -> F:

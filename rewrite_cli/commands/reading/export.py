@@ -19,7 +19,7 @@ from rewrite_cli.console.failures import CLEAN, FINDINGS, message
 from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
-from rewrite_cli.console.whole_file import text_file, whole_file
+from rewrite_cli.console.whole_file import text_file, to_option, whole_file
 from rewrite_cli.console.written import NamedOutput
 from rewrite_cli.entries import results
 from rewrite_cli.entries.database import QueryResult
@@ -55,12 +55,7 @@ _TYPED = ("key_text", "value_json", "written", "expires", "namespace", "cluster"
     type=click.Choice(FORMATS),
     help="Default: from the ending of --to, else jsonl.",
 )
-@click.option(
-    "--to",
-    "target",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A file, written whole or not at all. Default: stdout.",
-)
+@to_option
 @click.option(
     "--as-of",
     type=Moment(past=True),

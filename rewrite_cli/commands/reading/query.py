@@ -13,6 +13,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment
+from rewrite_cli.console.whole_file import to_option
 from rewrite_cli.entries import results
 from rewrite_cli.entries.database import Database, Query, QueryResult
 from rewrite_cli.entries.live import MEMORY_BYTES, partial_option
@@ -35,12 +36,7 @@ _ENDINGS = {"json": out.JSON, "jsonl": out.JSON, CSV: CSV, PARQUET: PARQUET}
     envvar="IMAP_WAL_OUTPUT",
     help="Format of the results. Default: from the ending of --to, else a table.",
 )
-@click.option(
-    "--to",
-    "target",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A file, written whole or not at all. Default: stdout.",
-)
+@to_option
 @click.option(
     "--as-of",
     type=Moment(past=True),
