@@ -76,32 +76,33 @@ class AnyAsyncStore(OfOneProcess):
 
         return run
 
+    async def _in_thread(self, function: Callable[[], R]) -> R:
+        """What a function returns that waits for the storage. Raises `Closed`."""
+        self._changes.check_open()
+        return await self._loop.run_in_executor(None, function)
+
     async def _called(self, function: Callable[[], R]) -> R:
         return function()
 
     async def sync(self) -> None:
         """Durability barrier: returns when all earlier changes are synced. Errors as for
         `Store.sync`."""
-        self._changes.check_open()
-        await self._loop.run_in_executor(None, self._store.sync)
+        await self._in_thread(self._store.sync)
 
     async def flush_wal(self, sync: bool = True) -> None:
         """With `manual_wal_flush`: write all waiting changes to the log. Arguments and errors as
         for `Store.flush_wal`."""
-        self._changes.check_open()
-        await self._loop.run_in_executor(None, self._store.flush_wal, sync)
+        await self._in_thread(partial(self._store.flush_wal, sync))
 
     async def archive(self) -> int:
         """Turn the log's segments into archives. Returns the number of archived entries. Errors as
         for `Store.archive`."""
-        self._changes.check_open()
-        return await self._loop.run_in_executor(None, self._store.archive)
+        return await self._in_thread(self._store.archive)
 
     async def compact(self) -> Compaction:
         """Rewrite all maps and remove the files that this replaces. Returns what was read, written
         and removed. Errors as for `Store.compact`."""
-        self._changes.check_open()
-        return await self._loop.run_in_executor(None, self._store.compact)
+        return await self._in_thread(self._store.compact)
 
     @property
     def statistics(self) -> StoreStatistics:
@@ -200,8 +201,7 @@ class AsyncStore(AnyAsyncStore):
     async def refresh(self) -> None:
         """Of a store with `read_only`: show all changes that are in the log now; see
         `Store.refresh`."""
-        self._changes.check_open()
-        await self._loop.run_in_executor(None, self._store.refresh)
+        await self._in_thread(self._store.refresh)
 
 
 class AsyncOpening(Generic[S]):
