@@ -38,6 +38,7 @@ final class LoggedItems {
     /** What was loaded is what the map has, but for the changes that were made here. */
     private boolean loaded;
     private long losses;
+    private MemberMaps logged;
 
     LoggedItems(NodeEngine nodeEngine, String map, int partition) {
         this.nodeEngine = nodeEngine;
@@ -170,8 +171,12 @@ final class LoggedItems {
                 .getImpl();
     }
 
+    /** Of the member: not there yet when its first structure is made. */
     private MemberMaps logged() {
-        return Composed.of(nodeEngine, MemberMaps.class);
+        if (logged == null) {
+            logged = Composed.of(nodeEngine, MemberMaps.class);
+        }
+        return logged;
     }
 
     private MapState state() {

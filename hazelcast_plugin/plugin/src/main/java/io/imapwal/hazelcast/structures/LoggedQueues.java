@@ -62,7 +62,10 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
     @Override
     public QueueContainer get(Object name) {
         QueueContainer found = super.get(name);
-        return found == null || !isLogged((String) name) ? found : logged((String) name, found);
+        // The rule for names is needed only for a queue from before it was durable.
+        boolean ours = found instanceof LoggedQueue ? isUsed((String) name)
+                : found != null && isLogged((String) name);
+        return ours ? logged((String) name, found) : found;
     }
 
     /** An operation needs a queue that is not in memory. */
