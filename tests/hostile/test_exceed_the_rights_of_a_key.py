@@ -46,7 +46,7 @@ def set_rights(agent: Agent, folder: Path, reader: set[Right]) -> None:
     write_clients(folder, member=set(Right), reader=reader)
     router: Any = agent._router
     eventually(
-        lambda: ("reader", reader) in [(each.name, each.rights) for each in router._now().values()],
+        lambda: ("reader", reader) in [(each.name, each.rights) for each in router._current_clients().values()],
         "the file of clients is read again",
     )
 

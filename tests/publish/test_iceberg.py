@@ -345,8 +345,11 @@ def test_another_history_with_the_same_generation_is_refused(
         store.delete(file.path)
     for path, content in backup.items():
         store.create(path, content)
-    written(node(store), 2, a="other")
+    restored = node(store)
+    written(restored, 2, a="other")
+    restored.close()
     rewrite(log_of(store), ENGINE)  # the names of its files are others
+    assert log_of(store).manifest().snapshots["orders"].generation == 2
     with pytest.raises(InvalidSetting, match=r"newer copy of the log .*this one has 2, with other"):
         published(store)
 

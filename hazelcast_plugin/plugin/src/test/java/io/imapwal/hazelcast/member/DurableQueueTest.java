@@ -268,7 +268,7 @@ class DurableQueueTest {
         assertEquals(2, cluster.log.size(MAP));
         transaction.commitTransaction();
         assertEquals(List.of("b", "c"), new ArrayList<>(jobs(member)));
-        // On a thread of its own: Hazelcast allows a thread one transaction, and this one stays open.
+        // Of another thread: Hazelcast allows a thread one transaction, and this one stays open.
         Thread thread = new Thread(() -> {
             TransactionContext open = member.newTransactionContext();
             open.beginTransaction();
