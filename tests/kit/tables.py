@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 FOLDER = "ns/c/snapshot/orders"
 
 
-_seeds = itertools.count(1)
+_seeds = itertools.count(1000)
+"""None is that of `cluster`, or of a node: a file would get the name of another one."""
 
 
 def written(log: NodeLog, request: int, **entries: str | None) -> int:

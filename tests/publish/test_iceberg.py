@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -45,7 +46,7 @@ def store(tmp_path: Path) -> SegmentStore:
     return open_store(str(tmp_path / "log"))
 
 
-seeds = iter(range(1, 1000))
+seeds = itertools.count(1000)  # none is that of `cluster`: a file would get the name of another one
 
 
 def now() -> FakeClock:
