@@ -33,7 +33,9 @@ final class Clearing {
         if (threads.isOn(partition)) {
             // Hazelcast destroys an empty queue after its empty-queue-ttl.
             clear(partition);
-        } else {
+        } else if (isLocal()) {
+            // A member that waits for another one's destroy has a thread of a partition, so the
+            // other one must not wait for such a thread if it has nothing to delete.
             waitFor(threads);
         }
         if (failure != null) {
@@ -60,9 +62,13 @@ final class Clearing {
         }
     }
 
+    private boolean isLocal() {
+        return nodeEngine.getPartitionService().getPartition(partition, false).isLocal();
+    }
+
     private void clear(int id) {
         failure = null;
-        if (!nodeEngine.getPartitionService().getPartition(id, false).isLocal()) {
+        if (!isLocal()) {
             return;
         }
         try {
