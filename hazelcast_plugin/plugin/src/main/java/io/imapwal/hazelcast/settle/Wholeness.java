@@ -10,7 +10,7 @@ import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.concurrent.atomic.AtomicLongArray;
 
 /**
@@ -41,14 +41,15 @@ public final class Wholeness {
     private final AtomicLongArray whole;
     private final ConcurrentMap<Integer, Unsettled> unsettled = new ConcurrentHashMap<>(1);
     private final Set<Integer> partial = ConcurrentHashMap.newKeySet(1);
-    /** How often a partition was no longer known to be whole. */
-    private final AtomicInteger losses = new AtomicInteger();
+    /** How often each partition was no longer known to be whole. */
+    private final AtomicIntegerArray losses;
     /** When entries of the log arrived last, or the agent worked on reads. */
     private volatile long progressNanos = System.nanoTime();
 
     Wholeness(String map, int partitions) {
         this.map = map;
         this.whole = new AtomicLongArray((partitions + 63) / 64);
+        this.losses = new AtomicIntegerArray(whole.length() * 64);
     }
 
     /**
@@ -87,8 +88,8 @@ public final class Wholeness {
     /**
      * If this number and {@link #whole} are as before, nothing but operations has changed memory.
      */
-    public int losses() {
-        return losses.get();
+    public int losses(int partition) {
+        return losses.get(partition);
     }
 
     public boolean partial(int partition) {
@@ -211,7 +212,7 @@ public final class Wholeness {
 
     private void set(int partition, boolean now) {
         if (!now) {
-            losses.incrementAndGet();
+            losses.incrementAndGet(partition);
         }
         long bit = 1L << partition;
         whole.getAndUpdate(partition >> 6, word -> now ? word | bit : word & ~bit);

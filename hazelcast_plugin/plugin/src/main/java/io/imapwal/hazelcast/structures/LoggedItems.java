@@ -51,7 +51,7 @@ final class LoggedItems {
 
     /** Whether the result of the last {@link #load} is still what the map has. */
     boolean isCurrent() {
-        return loaded && losses == state().wholeness().losses()
+        return loaded && losses == state().wholeness().losses(partition)
                 && state().wholeness().whole(partition);
     }
 
@@ -66,7 +66,7 @@ final class LoggedItems {
         RecordStore<?> records = records();
         loaded = false;
         state().requireSettled(partition);
-        losses = state().wholeness().losses();
+        losses = state().wholeness().losses(partition);
         if (inDoubt()) {
             throw new RetryableHazelcastException(text()
                     + "the outcome of an earlier change is not known yet");
@@ -146,6 +146,20 @@ final class LoggedItems {
                 logged().doubt(map, partition);
             }
         }
+    }
+
+    int partition() {
+        return partition;
+    }
+
+    /** What was loaded could not be used. */
+    void forget() {
+        loaded = false;
+    }
+
+    /** What was loaded could be used after all. */
+    void keep() {
+        loaded = true;
     }
 
     /** Deletes all items, with one entry in the log. */
