@@ -2,10 +2,12 @@ package io.imapwal.hazelcast.structures;
 
 import com.hazelcast.collection.impl.queue.QueueContainer;
 import com.hazelcast.collection.impl.queue.QueueService;
-import com.hazelcast.collection.impl.queue.operations.QueueOperation;
+import com.hazelcast.collection.impl.queue.operations.QueueMergeOperation;
 import com.hazelcast.partition.strategy.StringPartitioningStrategy;
+import com.hazelcast.internal.partition.MigrationCycleOperation;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.operationservice.BackupOperation;
+import com.hazelcast.spi.impl.operationservice.Operation;
 import io.imapwal.hazelcast.engine.PartitionThreads;
 import io.imapwal.hazelcast.engine.Reflection;
 import io.imapwal.hazelcast.structures.DurableStructures.Kind;
@@ -56,7 +58,9 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
     /** Whether an operation of the owner asks, on the partition's thread. */
     private boolean isUsed(String name) {
         Object task = PartitionThreads.task(partition(name));
-        return task instanceof QueueOperation && !(task instanceof BackupOperation);
+        // Perhaps one of a map, whose entry processor uses the structure.
+        return task instanceof Operation && !(task instanceof BackupOperation)
+                && !(task instanceof MigrationCycleOperation);
     }
 
     @Override
@@ -99,14 +103,22 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
      */
     @Override
     public QueueContainer put(String name, QueueContainer arrived) {
-        return structures.isDurable(Kind.QUEUE, name) && super.get(name) instanceof LoggedQueue
-                ? null : super.put(name, arrived);
+        if (!structures.isDurable(Kind.QUEUE, name)) {
+            return super.put(name, arrived);
+        }
+        // Otherwise Hazelcast would merge an empty queue after a split.
+        arrived.getConfig().setMergePolicyConfig(DurableStructures.noMerge());
+        return super.get(name) instanceof LoggedQueue ? null : super.put(name, arrived);
     }
 
     /** It is destroyed. */
     @Override
     public QueueContainer remove(Object name) {
         if (structures.isDurable(Kind.QUEUE, (String) name)) {
+            if (PartitionThreads.task(partition((String) name)) instanceof QueueMergeOperation) {
+                // It is empty but for what transactions have reserved.
+                return null;
+            }
             new Clearing(nodeEngine, partition((String) name), items((String) name)).run();
         }
         return super.remove(name);

@@ -4,9 +4,11 @@ import com.hazelcast.config.RingbufferConfig;
 import com.hazelcast.internal.services.ObjectNamespace;
 import com.hazelcast.ringbuffer.impl.RingbufferContainer;
 import com.hazelcast.ringbuffer.impl.RingbufferService;
-import com.hazelcast.ringbuffer.impl.operations.AbstractRingBufferOperation;
+import com.hazelcast.ringbuffer.impl.operations.MergeOperation;
+import com.hazelcast.internal.partition.MigrationCycleOperation;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.operationservice.BackupOperation;
+import com.hazelcast.spi.impl.operationservice.Operation;
 import io.imapwal.hazelcast.engine.PartitionThreads;
 import io.imapwal.hazelcast.engine.Reflection;
 import io.imapwal.hazelcast.structures.DurableStructures.Kind;
@@ -55,7 +57,9 @@ final class LoggedRingbuffers
     /** Whether an operation of the owner asks, on the partition's thread. */
     private static boolean isUsed(int partition) {
         Object task = PartitionThreads.task(partition);
-        return task instanceof AbstractRingBufferOperation && !(task instanceof BackupOperation);
+        // Perhaps one of a map, whose entry processor uses the structure.
+        return task instanceof Operation && !(task instanceof BackupOperation)
+                && !(task instanceof MigrationCycleOperation);
     }
 
     /** The ringbuffers of one partition. */
@@ -102,8 +106,16 @@ final class LoggedRingbuffers
         @Override
         public RingbufferContainer<?, ?> put(ObjectNamespace namespace,
                 RingbufferContainer<?, ?> arrived) {
-            return isDurable(namespace) && super.get(namespace) instanceof LoggedRingbuffer ? null
-                    : super.put(namespace, arrived);
+            if (!isDurable(namespace)) {
+                return super.put(namespace, arrived);
+            }
+            if (super.get(namespace) instanceof LoggedRingbuffer) {
+                return null;
+            }
+            // Otherwise Hazelcast would merge an empty ringbuffer after a split.
+            arrived.init(new RingbufferConfig(arrived.getConfig()).setMergePolicyConfig(
+                    DurableStructures.noMerge()), nodeEngine);
+            return super.put(namespace, arrived);
         }
 
         /** It is destroyed. */
@@ -111,6 +123,9 @@ final class LoggedRingbuffers
         public RingbufferContainer<?, ?> remove(Object key) {
             ObjectNamespace namespace = (ObjectNamespace) key;
             if (isDurable(namespace)) {
+                if (PartitionThreads.task(partition) instanceof MergeOperation) {
+                    return null;
+                }
                 new Clearing(nodeEngine, partition, items(namespace.getObjectName())).run();
             }
             return super.remove(namespace);
