@@ -3,23 +3,29 @@ package io.imapwal.hazelcast.structures;
 import com.hazelcast.collection.impl.queue.QueueContainer;
 import com.hazelcast.collection.impl.queue.QueueItem;
 import com.hazelcast.collection.impl.queue.QueueService;
+import com.hazelcast.collection.impl.queue.operations.QueueOperation;
 import com.hazelcast.config.QueueConfig;
 import com.hazelcast.config.QueueStoreConfig;
 import com.hazelcast.core.HazelcastException;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.nio.ObjectDataOutput;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Notifier;
 import com.hazelcast.spi.impl.operationservice.WaitNotifyKey;
 import io.imapwal.hazelcast.LogUnavailable;
 import io.imapwal.hazelcast.OutcomeUnknown;
+import io.imapwal.hazelcast.engine.PartitionThreads;
+import io.imapwal.hazelcast.engine.Reflection;
 
 import java.io.IOException;
+import java.lang.reflect.Field;
 import java.util.Collection;
 import java.util.List;
 import java.util.Map;
+import java.util.PriorityQueue;
 import java.util.Queue;
 import java.util.UUID;
 import java.util.function.Supplier;
@@ -29,6 +35,10 @@ import java.util.function.Supplier;
  * items; their bytes are in the map only, until they are read.
  */
 final class LoggedQueue extends QueueContainer {
+    /** Items of later times have higher numbers, so none gets the number of a forgotten one. */
+    private static final int NUMBER_BITS = 20;
+    private static final Field ID = Reflection.field(QueueContainer.class, "idGenerator");
+
     private final NodeEngine nodeEngine;
     private final QueueItems store;
     /** Why the queue cannot be used now; null: it can. */
@@ -66,12 +76,32 @@ final class LoggedQueue extends QueueContainer {
             return;
         }
         destroy();
+        boolean made = false;
         try {
             unavailable = null;
             init(false);
+            ID.setLong(this, Math.max(ID.getLong(this), System.currentTimeMillis() << NUMBER_BITS));
+            made = true;
         } catch (LogUnavailable | OutcomeUnknown e) {
             unavailable = e;
             return;
+        } catch (RetryableHazelcastException e) {
+            if (PartitionThreads.task(store.items().partition()) instanceof QueueOperation) {
+                throw e;
+            }
+            // The operation of a map that waits for this one has the thread: it would be repeated
+            // in vain until it times out.
+            unavailable = new LogUnavailable("queue \"" + getName() + "\" cannot be used by an"
+                    + " entry processor now: " + e.getMessage(), e);
+            return;
+        } catch (IllegalAccessException e) {
+            throw new IllegalStateException(e);
+        } finally {
+            if (!made) {
+                // Perhaps it has some of the items.
+                store.items().forget();
+                destroy();
+            }
         }
         // Items may have come that no operation has announced.
         notify(getPollWaitNotifyKey());
@@ -140,13 +170,30 @@ final class LoggedQueue extends QueueContainer {
         }
     }
 
+    static boolean possible() {
+        return ID != null;
+    }
+
+    /** Throws what the comparator throws, before the item is logged. */
+    private void requireComparable(Data item) {
+        if (getItemQueue() instanceof PriorityQueue<QueueItem> queue) {
+            QueueItem added = new QueueItem(this, Long.MAX_VALUE, item);
+            QueueItem other = queue.isEmpty() ? added : queue.peek();
+            if (queue.comparator() != null) {
+                queue.comparator().compare(added, other);
+            }
+        }
+    }
+
     @Override
     public long offer(Data item) {
+        requireComparable(item);
         return unwrapped(() -> super.offer(item));
     }
 
     @Override
     public Map<Long, Data> addAll(Collection<Data> items) {
+        items.forEach(this::requireComparable);
         return unwrapped(() -> super.addAll(items));
     }
 
@@ -217,7 +264,7 @@ final class LoggedQueue extends QueueContainer {
     @Override
     public boolean txnCommitOffer(long id, Data item, boolean backup) {
         txnCheckReserve(id);
-        getItemQueue();
+        requireComparable(item);
         store.logBefore(id, item);
         return super.txnCommitOffer(id, item, backup);
     }

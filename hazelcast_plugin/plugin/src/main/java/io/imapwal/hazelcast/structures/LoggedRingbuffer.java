@@ -1,11 +1,13 @@
 package io.imapwal.hazelcast.structures;
 
+import com.hazelcast.config.InMemoryFormat;
 import com.hazelcast.config.RingbufferConfig;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.services.ObjectNamespace;
 import com.hazelcast.nio.ObjectDataOutput;
 import com.hazelcast.ringbuffer.impl.RingbufferContainer;
 import com.hazelcast.spi.impl.NodeEngine;
+import com.hazelcast.spi.impl.NodeEngineImpl;
 import io.imapwal.hazelcast.structures.ItemLog.Item;
 
 import java.io.IOException;
@@ -67,9 +69,12 @@ final class LoggedRingbuffer extends RingbufferContainer<Object, Object> {
         surplus = List.copyOf(all.headMap(head).keySet());
         setTailSequence(head - 1);
         setHeadSequence(head);
+        items.forget();
         for (long sequence = head; sequence <= tail; sequence++) {
             set(sequence, all.get(sequence));
         }
+        items.keep();
+        ((NodeEngineImpl) nodeEngine).getOperationParker().unpark(this);
     }
 
     /** As {@link LoggedQueue#adopt}: the items keep their sequences. */
@@ -91,14 +96,23 @@ final class LoggedRingbuffer extends RingbufferContainer<Object, Object> {
 
     @Override
     public long add(Object item) {
+        requireReadable(item);
         log(List.of(item));
         return super.add(item);
     }
 
     @Override
     public long addAll(Object[] added) {
+        Arrays.asList(added).forEach(this::requireReadable);
         log(Arrays.asList(added));
         return super.addAll(added);
+    }
+
+    /** A ringbuffer of objects could not be made from an item that cannot be read. */
+    private void requireReadable(Object item) {
+        if (getConfig().getInMemoryFormat() == InMemoryFormat.OBJECT) {
+            nodeEngine.getSerializationService().toObject(item);
+        }
     }
 
     /** Logs new items, and deletes from the log those that they replace. */

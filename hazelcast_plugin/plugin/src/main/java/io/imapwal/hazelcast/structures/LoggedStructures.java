@@ -18,7 +18,7 @@ public final class LoggedStructures {
         if (!structures.any()) {
             return;
         }
-        if (!LoggedQueues.possible() || !LoggedRingbuffers.possible()) {
+        if (!LoggedQueues.possible() || !LoggedQueue.possible() || !LoggedRingbuffers.possible()) {
             throw new InvalidConfigurationException("imap-wal cannot keep queues and ringbuffers in"
                     + " this version of Hazelcast, " + nodeEngine.getVersion() + ". Use a version"
                     + " that imap-wal's documentation names, or remove their names");

@@ -262,8 +262,9 @@ class HostileQueueTest {
         HazelcastInstance member = start(0);
         member.getMap("orders").put("key", "value");
         member.getQueue("work-1@key");  // the proxy
-        assertEquals(true, member.<String, String>getMap("orders").executeOnKey("key",
-                new Offers()));
+        // It may fail while the queue is not loaded; if it succeeds, the item is in the log.
+        eventually(() -> member.<String, String>getMap("orders").executeOnKey("key",
+                new Offers()).equals(true));
         assertEquals(1, cluster.log.size("queue:work-1@key"));
         terminateAll();
         assertEquals("from a processor", start(1).getQueue("work-1@key").poll());
@@ -278,8 +279,8 @@ class HostileQueueTest {
         terminateAll();
         HazelcastInstance restarted = start(1);
         restarted.getQueue("work-1@key");
-        assertEquals(true, restarted.<String, String>getMap("orders").executeOnKey("key",
-                new Offers()));
+        eventually(() -> restarted.<String, String>getMap("orders").executeOnKey("key",
+                new Offers()).equals(true));
         assertEquals(List.of("before", "from a processor"),
                 new ArrayList<>(restarted.getQueue("work-1@key")));
     }
