@@ -46,7 +46,10 @@ def set_rights(agent: Agent, folder: Path, reader: set[Right]) -> None:
     write_clients(folder, member=set(Right), reader=reader)
     router: Any = agent._router
     eventually(
-        lambda: ("reader", reader) in [(each.name, each.rights) for each in router._current_clients().values()],
+        lambda: (
+            ("reader", reader)
+            in [(each.name, each.rights) for each in router._current_clients().values()]
+        ),
         "the file of clients is read again",
     )
 

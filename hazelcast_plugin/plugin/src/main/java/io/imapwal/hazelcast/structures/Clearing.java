@@ -59,6 +59,8 @@ final class Clearing {
             } while (System.nanoTime() < deadline);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
+            failure = new LogUnavailable("the items of an object that is destroyed may still be in"
+                    + " the log: its thread was interrupted", e);
         }
     }
 

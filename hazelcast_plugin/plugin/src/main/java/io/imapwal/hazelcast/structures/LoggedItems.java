@@ -9,9 +9,11 @@ import com.hazelcast.map.impl.record.Record;
 import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngine;
+import io.imapwal.hazelcast.LogUnavailable;
 import io.imapwal.hazelcast.NotAppended;
 import io.imapwal.hazelcast.OutcomeUnknown;
 import io.imapwal.hazelcast.engine.Composed;
+import io.imapwal.hazelcast.engine.PartitionThreads;
 import io.imapwal.hazelcast.settle.MapState;
 import io.imapwal.hazelcast.settle.MemberMaps;
 import io.imapwal.hazelcast.structures.ItemLog.Item;
@@ -20,16 +22,20 @@ import io.imapwal.wire.AgentSettings;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Collection;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.concurrent.TimeUnit;
 
 /**
  * The items of one structure on the member that owns its partition: entries of a durable map, with
  * the item's number as the key. Used on the partition's thread only.
  */
 final class LoggedItems {
+    private static final long LOOK_MS = 100;
+
     private final NodeEngine nodeEngine;
     private final InternalSerializationService serialization;
     private final MapServiceContext maps;
@@ -38,6 +44,7 @@ final class LoggedItems {
     /** What was loaded is what the map has, but for the changes that were made here. */
     private boolean loaded;
     private long losses;
+    private Runnable refresh = () -> { };
     private MemberMaps logged;
 
     LoggedItems(NodeEngine nodeEngine, String map, int partition) {
@@ -103,6 +110,36 @@ final class LoggedItems {
                 || logged().reconciler().changed(partition).containsKey(map);
     }
 
+    /** All items that the map has, by their numbers. */
+    Map<Long, Data> all() {
+        Map<Long, Data> items = new HashMap<>();
+        records().forEach((key, record) -> items.put(serialization.toObject(key),
+                serialization.toData(record.getValue())), false);
+        return items;
+    }
+
+    /** @param structure makes Hazelcast's object of the structure equal to its map */
+    void refreshLater(Runnable structure) {
+        refresh = structure;
+    }
+
+    /**
+     * Until the outcome of a change is known: a caller may wait for the item, and no other
+     * operation may come.
+     */
+    private void refreshSoon() {
+        nodeEngine.getExecutionService().schedule(() -> new PartitionThreads(nodeEngine).begin(
+                List.of(partition), id -> {
+                    try {
+                        if (logged().ownership().isOwner(id) && !isCurrent()) {
+                            refresh.run();
+                        }
+                    } catch (RetryableHazelcastException | LogUnavailable e) {
+                        refreshSoon();
+                    }
+                }), LOOK_MS, TimeUnit.MILLISECONDS);
+    }
+
     Data get(long number) {
         Record<?> record = records().getRecordOrNull(key(number), false);
         if (record == null) {
@@ -139,6 +176,7 @@ final class LoggedItems {
             // The reconciler sets the entries; then they are loaded again.
             loaded = false;
             done = true;
+            refreshSoon();
             throw e;
         } finally {
             if (!done) {

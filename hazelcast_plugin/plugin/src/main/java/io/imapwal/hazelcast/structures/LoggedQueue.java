@@ -23,7 +23,10 @@ import io.imapwal.hazelcast.engine.Reflection;
 import java.io.IOException;
 import java.lang.reflect.Field;
 import java.util.Collection;
+import java.util.HashSet;
+import java.util.LinkedList;
 import java.util.List;
+import java.util.ListIterator;
 import java.util.Map;
 import java.util.PriorityQueue;
 import java.util.Queue;
@@ -51,17 +54,25 @@ final class LoggedQueue extends QueueContainer {
         this.store = store;
     }
 
+    LoggedItems items() {
+        return store.items();
+    }
+
     static LoggedQueue of(String name, QueueConfig config, LoggedItems items,
             NodeEngine nodeEngine, QueueService service) {
         QueueItems store = new QueueItems(items);
         QueueStoreConfig ours = new QueueStoreConfig().setEnabled(true)
                 .setStoreImplementation(store)
                 .setProperty(QueueStoreConfig.STORE_BINARY, "true")
-                .setProperty(QueueStoreConfig.STORE_MEMORY_LIMIT, "0")
+                // With a comparator, Hazelcast keeps all items, and warns of any limit.
+                .setProperty(QueueStoreConfig.STORE_MEMORY_LIMIT,
+                        config.isPriorityQueue() ? String.valueOf(Integer.MAX_VALUE) : "0")
                 .setProperty(QueueStoreConfig.STORE_BULK_LOAD, "1");
-        return new LoggedQueue(name, new QueueConfig(config).setQueueStoreConfig(ours)
+        LoggedQueue queue = new LoggedQueue(name, new QueueConfig(config).setQueueStoreConfig(ours)
                 .setBackupCount(0).setAsyncBackupCount(0)
                 .setMergePolicyConfig(DurableStructures.noMerge()), store, nodeEngine, service);
+        items.refreshLater(queue::refresh);
+        return queue;
     }
 
     /**
@@ -217,9 +228,11 @@ final class LoggedQueue extends QueueContainer {
         return unwrapped(super::clear);
     }
 
+    /** Hazelcast would keep the bytes in the items. */
     @Override
     public List<Data> getAsDataList() {
-        return unwrapped(super::getAsDataList);
+        Map<Long, Data> all = store.items().all();
+        return getItemQueue().stream().map(each -> all.get(each.getItemId())).toList();
     }
 
     @Override
@@ -240,8 +253,9 @@ final class LoggedQueue extends QueueContainer {
     /** Hazelcast compares only items whose bytes the queue has. */
     @Override
     public long remove(Data item) {
+        Map<Long, Data> all = store.items().all();
         for (QueueItem each : getItemQueue()) {
-            if (item.equals(data(each))) {
+            if (item.equals(all.get(each.getItemId()))) {
                 each.setSerializedObject(item);
                 return unwrapped(() -> super.remove(item));
             }
@@ -251,13 +265,7 @@ final class LoggedQueue extends QueueContainer {
 
     @Override
     public boolean contains(Collection<Data> items) {
-        List<Data> all = getItemQueue().stream().map(this::data).toList();
-        return all.containsAll(items);
-    }
-
-    private Data data(QueueItem item) {
-        Data data = item.getSerializedObject();
-        return data == null ? store.items().get(item.getItemId()) : data;
+        return new HashSet<>(getAsDataList()).containsAll(items);
     }
 
     /** Hazelcast would ignore that an item cannot be logged. */
@@ -266,7 +274,20 @@ final class LoggedQueue extends QueueContainer {
         txnCheckReserve(id);
         requireComparable(item);
         store.logBefore(id, item);
-        return super.txnCommitOffer(id, item, backup);
+        boolean done = super.txnCommitOffer(id, item, backup);
+        if (getItemQueue() instanceof LinkedList<QueueItem> queue) {
+            // Hazelcast appends it. After a restart it is where its number is.
+            QueueItem committed = queue.removeLast();
+            ListIterator<QueueItem> place = queue.listIterator(queue.size());
+            while (place.hasPrevious()) {
+                if (place.previous().compareTo(committed) < 0) {
+                    place.next();
+                    break;
+                }
+            }
+            place.add(committed);
+        }
+        return done;
     }
 
     @Override

@@ -119,7 +119,9 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
                 // It is empty but for what transactions have reserved.
                 return null;
             }
-            new Clearing(nodeEngine, partition((String) name), items((String) name)).run();
+            LoggedItems items = super.get(name) instanceof LoggedQueue queue ? queue.items()
+                    : items((String) name);
+            new Clearing(nodeEngine, partition((String) name), items).run();
         }
         return super.remove(name);
     }

@@ -43,9 +43,15 @@ final class LoggedRingbuffer extends RingbufferContainer<Object, Object> {
 
     static LoggedRingbuffer of(ObjectNamespace namespace, RingbufferConfig config, int partition,
             LoggedItems items, NodeEngine nodeEngine) {
-        return new LoggedRingbuffer(namespace, new RingbufferConfig(config).setBackupCount(0)
-                .setAsyncBackupCount(0).setMergePolicyConfig(DurableStructures.noMerge()),
-                partition, items, nodeEngine);
+        LoggedRingbuffer ringbuffer = new LoggedRingbuffer(namespace, new RingbufferConfig(config)
+                .setBackupCount(0).setAsyncBackupCount(0)
+                .setMergePolicyConfig(DurableStructures.noMerge()), partition, items, nodeEngine);
+        items.refreshLater(ringbuffer::refresh);
+        return ringbuffer;
+    }
+
+    LoggedItems items() {
+        return items;
     }
 
     /**

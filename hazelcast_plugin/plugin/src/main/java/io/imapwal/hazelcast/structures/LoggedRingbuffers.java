@@ -6,9 +6,11 @@ import com.hazelcast.ringbuffer.impl.RingbufferContainer;
 import com.hazelcast.ringbuffer.impl.RingbufferService;
 import com.hazelcast.ringbuffer.impl.operations.MergeOperation;
 import com.hazelcast.internal.partition.MigrationCycleOperation;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.operationservice.BackupOperation;
 import com.hazelcast.spi.impl.operationservice.Operation;
+import io.imapwal.hazelcast.LogUnavailable;
 import io.imapwal.hazelcast.engine.PartitionThreads;
 import io.imapwal.hazelcast.engine.Reflection;
 import io.imapwal.hazelcast.structures.DurableStructures.Kind;
@@ -79,16 +81,27 @@ final class LoggedRingbuffers
                 return found;
             }
             if (found instanceof LoggedRingbuffer ours) {
-                ours.refresh();
+                refresh(ours, namespace);
                 return ours;
             }
             LoggedRingbuffer made = make(namespace);
-            made.refresh();
+            refresh(made, namespace);
             if (found != null) {
                 made.adopt(found);
             }
             super.put(namespace, made);
             return made;
+        }
+
+        /** A listener of a topic would end with the first error, so its reads are repeated. */
+        private void refresh(LoggedRingbuffer ringbuffer, ObjectNamespace namespace) {
+            try {
+                ringbuffer.refresh();
+            } catch (LogUnavailable e) {
+                throw kind(namespace.getObjectName()) == Kind.TOPIC
+                        && PartitionThreads.reads(partition)
+                        ? new RetryableHazelcastException(e) : e;
+            }
         }
 
         private LoggedRingbuffer make(ObjectNamespace namespace) {
@@ -126,7 +139,9 @@ final class LoggedRingbuffers
                 if (PartitionThreads.task(partition) instanceof MergeOperation) {
                     return null;
                 }
-                new Clearing(nodeEngine, partition, items(namespace.getObjectName())).run();
+                LoggedItems items = super.get(namespace) instanceof LoggedRingbuffer ours
+                        ? ours.items() : items(namespace.getObjectName());
+                new Clearing(nodeEngine, partition, items).run();
             }
             return super.remove(namespace);
         }
