@@ -61,7 +61,8 @@ IN_JAVA = (
         "an offer inside of an operation of a map is not logged",
         f"{_JAVA}/structures/LoggedQueues.java",
         "        return task instanceof Operation && !(task instanceof BackupOperation)\n",
-        "        return task instanceof com.hazelcast.collection.impl.queue.operations.PollOperation\n"
+        "        return task instanceof "
+        "com.hazelcast.collection.impl.queue.operations.PollOperation\n"
         "                && !(task instanceof BackupOperation)\n",
         "QueueFaultsTest#anOfferOfAnEntryProcessorIsLogged",
     ),

@@ -265,7 +265,7 @@ class QueueFaultsTest {
 
     /** The log has items from before. */
     @Test
-    void anOfferOfAnEntryProcessorIsAddedToTheLog() throws Exception {
+    void aProcessorsOfferIsAddedToTheLog() throws Exception {
         HazelcastInstance member = start(0);
         member.getMap("orders").put("key", "value");
         member.getQueue("work-1@key").add("before");
