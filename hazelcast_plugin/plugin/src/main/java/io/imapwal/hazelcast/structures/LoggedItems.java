@@ -129,15 +129,21 @@ final class LoggedItems {
      */
     private void refreshSoon() {
         nodeEngine.getExecutionService().schedule(() -> new PartitionThreads(nodeEngine).begin(
-                List.of(partition), id -> {
-                    try {
-                        if (logged().ownership().isOwner(id) && !isCurrent()) {
-                            refresh.run();
-                        }
-                    } catch (RetryableHazelcastException | LogUnavailable e) {
-                        refreshSoon();
-                    }
-                }), LOOK_MS, TimeUnit.MILLISECONDS);
+                List.of(partition), id -> refreshNow()), LOOK_MS, TimeUnit.MILLISECONDS);
+    }
+
+    private void refreshNow() {
+        if (!logged().ownership().isOwner(partition) || isCurrent()) {
+            return;
+        }
+        try {
+            refresh.run();
+        } catch (RetryableHazelcastException | LogUnavailable | OutcomeUnknown e) {
+            // It is tried again.
+        }
+        if (!isCurrent()) {
+            refreshSoon();
+        }
     }
 
     Data get(long number) {
