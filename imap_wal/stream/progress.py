@@ -4,8 +4,8 @@
     the log                      the newest transaction of each partition
                                  ─▶ `imap-wal stream consumers`, metrics
 
-The marks are stored where the consumers want them, and nobody else reads them there. What was said
-is only in memory: a process that has just begun to serve knows it after a second.
+The marks are stored where the consumers want them, and no other process reads them there. What was
+said is only in memory: a process that has just begun to serve knows it after a second.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ IN_JAVA = (
     ),
     Mutation(
         "an offer inside of an operation of a map is not logged",
-        f"{_JAVA}/structures/LoggedQueues.java",
+        f"{_JAVA}/engine/PartitionThreads.java",
         "        return task instanceof Operation && !(task instanceof BackupOperation)\n",
         "        return task instanceof "
         "com.hazelcast.collection.impl.queue.operations.PollOperation\n"

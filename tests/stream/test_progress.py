@@ -59,7 +59,7 @@ def test_a_process_that_leaves_applies_nothing_at_once() -> None:
 
 
 def test_a_partition_that_moved_has_the_mark_of_its_process() -> None:
-    """Another process is behind for a moment; then the first one says that it applies less."""
+    """Another process has applied less for a moment; then the first one applies less."""
     known = ProgressTable(2, FakeClock())
     known.note("c", ONE, "one", [Applied(0, 5), Applied(1, 5)], "")
     known.note("c", TWO, "two", [], "")

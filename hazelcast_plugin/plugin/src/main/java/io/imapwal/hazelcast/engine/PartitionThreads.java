@@ -1,9 +1,12 @@
 package io.imapwal.hazelcast.engine;
 
+import com.hazelcast.internal.partition.MigrationCycleOperation;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.PartitionSpecificRunnable;
 import com.hazelcast.spi.impl.operationexecutor.OperationExecutor;
 import com.hazelcast.spi.impl.operationexecutor.impl.PartitionOperationThread;
+import com.hazelcast.spi.impl.operationservice.BackupOperation;
+import com.hazelcast.spi.impl.operationservice.Operation;
 import com.hazelcast.spi.impl.operationservice.ReadonlyOperation;
 import com.hazelcast.spi.impl.operationservice.UrgentSystemOperation;
 import com.hazelcast.spi.impl.operationservice.impl.OperationServiceImpl;
@@ -70,6 +73,16 @@ public final class PartitionThreads {
     public static boolean changes(int partition) {
         Object task = task(partition);
         return task != null && !(task instanceof ReadonlyOperation);
+    }
+
+    /**
+     * Whether an operation of the partition's owner runs now, on the partition's thread: neither a
+     * backup's, nor one of a migration.
+     */
+    public static boolean isUsed(int partition) {
+        Object task = task(partition);
+        return task instanceof Operation && !(task instanceof BackupOperation)
+                && !(task instanceof MigrationCycleOperation);
     }
 
     /** Whether this is the partition's thread. */

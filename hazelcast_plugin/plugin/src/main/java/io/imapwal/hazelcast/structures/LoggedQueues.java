@@ -4,10 +4,7 @@ import com.hazelcast.collection.impl.queue.QueueContainer;
 import com.hazelcast.collection.impl.queue.QueueService;
 import com.hazelcast.collection.impl.queue.operations.QueueMergeOperation;
 import com.hazelcast.partition.strategy.StringPartitioningStrategy;
-import com.hazelcast.internal.partition.MigrationCycleOperation;
 import com.hazelcast.spi.impl.NodeEngine;
-import com.hazelcast.spi.impl.operationservice.BackupOperation;
-import com.hazelcast.spi.impl.operationservice.Operation;
 import io.imapwal.hazelcast.engine.PartitionThreads;
 import io.imapwal.hazelcast.engine.Reflection;
 import io.imapwal.hazelcast.structures.DurableStructures.Kind;
@@ -55,12 +52,9 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
                 partition(name));
     }
 
-    /** Whether an operation of the owner asks, on the partition's thread. */
+    /** Perhaps by an operation of a map, whose entry processor uses the queue. */
     private boolean isUsed(String name) {
-        Object task = PartitionThreads.task(partition(name));
-        // Perhaps one of a map, whose entry processor uses the structure.
-        return task instanceof Operation && !(task instanceof BackupOperation)
-                && !(task instanceof MigrationCycleOperation);
+        return PartitionThreads.isUsed(partition(name));
     }
 
     @Override

@@ -5,11 +5,8 @@ import com.hazelcast.internal.services.ObjectNamespace;
 import com.hazelcast.ringbuffer.impl.RingbufferContainer;
 import com.hazelcast.ringbuffer.impl.RingbufferService;
 import com.hazelcast.ringbuffer.impl.operations.MergeOperation;
-import com.hazelcast.internal.partition.MigrationCycleOperation;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngine;
-import com.hazelcast.spi.impl.operationservice.BackupOperation;
-import com.hazelcast.spi.impl.operationservice.Operation;
 import io.imapwal.hazelcast.LogUnavailable;
 import io.imapwal.hazelcast.engine.PartitionThreads;
 import io.imapwal.hazelcast.engine.Reflection;
@@ -56,14 +53,6 @@ final class LoggedRingbuffers
         return computeIfAbsent((Integer) partition, OfPartition::new);
     }
 
-    /** Whether an operation of the owner asks, on the partition's thread. */
-    private static boolean isUsed(int partition) {
-        Object task = PartitionThreads.task(partition);
-        // Perhaps one of a map, whose entry processor uses the structure.
-        return task instanceof Operation && !(task instanceof BackupOperation)
-                && !(task instanceof MigrationCycleOperation);
-    }
-
     /** The ringbuffers of one partition. */
     private final class OfPartition
             extends ConcurrentHashMap<ObjectNamespace, RingbufferContainer<?, ?>> {
@@ -77,7 +66,7 @@ final class LoggedRingbuffers
         public RingbufferContainer<?, ?> get(Object key) {
             ObjectNamespace namespace = (ObjectNamespace) key;
             RingbufferContainer<?, ?> found = super.get(namespace);
-            if (!isDurable(namespace) || !isUsed(partition)) {
+            if (!isDurable(namespace) || !PartitionThreads.isUsed(partition)) {
                 return found;
             }
             if (found instanceof LoggedRingbuffer ours) {

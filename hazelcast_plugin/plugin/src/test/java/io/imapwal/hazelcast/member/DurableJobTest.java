@@ -34,11 +34,6 @@ class DurableJobTest {
         return cluster.start(config);
     }
 
-    private void terminateAll() {
-        cluster.members.forEach(each -> each.getLifecycleService().terminate());
-        cluster.members.clear();
-    }
-
     @AfterEach
     void stop() throws Exception {
         cluster.stop();
@@ -70,7 +65,7 @@ class DurableJobTest {
         eventually(() -> cluster.log.size("counted") > 0);
         long snapshots = snapshots();
         eventually(() -> snapshots() > snapshots + 1);
-        terminateAll();
+        cluster.terminateAll();
         int before = cluster.log.size("counted");
         HazelcastInstance again = start(1);
         // What the job writes again is only what came after its last snapshot.

@@ -67,11 +67,6 @@ class DurableQueueTest {
                 member.getPartitionService().getPartition("jobs").getOwner());
     }
 
-    private void terminateAll() {
-        cluster.members.forEach(each -> each.getLifecycleService().terminate());
-        cluster.members.clear();
-    }
-
     @AfterEach
     void stop() throws Exception {
         cluster.stop();
@@ -86,7 +81,7 @@ class DurableQueueTest {
         assertTrue(queue.remove("job 5"));
         assertTrue(queue.contains("job 6"));
         assertEquals(List.of("job 1", "job 2"), List.copyOf(drained(queue, 2)));
-        terminateAll();
+        cluster.terminateAll();
         IQueue<String> restored = jobs(start(1));
         List<String> expected = new ArrayList<>(IntStream.range(3, 20)
                 .filter(number -> number != 5).mapToObj(number -> "job " + number).toList());
@@ -115,11 +110,11 @@ class DurableQueueTest {
         IQueue<String> queue = jobs(start(0));
         queue.addAll(List.of("a", "b", "c", "d"));
         assertTrue(queue.retainAll(List.of("b", "d")));
-        terminateAll();
+        cluster.terminateAll();
         IQueue<String> restored = jobs(start(1));
         assertEquals(List.of("b", "d"), new ArrayList<>(restored));
         restored.clear();
-        terminateAll();
+        cluster.terminateAll();
         assertTrue(jobs(start(2)).isEmpty());
     }
 
@@ -249,7 +244,7 @@ class DurableQueueTest {
         assertEquals(0, cluster.log.size(MAP));
         assertTrue(jobs(both.get(0)).isEmpty());
         jobs(both.get(0)).add("new");
-        terminateAll();
+        cluster.terminateAll();
         assertEquals(List.of("new"), new ArrayList<>(jobs(start(2))));
     }
 
@@ -273,7 +268,7 @@ class DurableQueueTest {
         thread.start();
         thread.join();
         assertEquals("c", jobs(member).peek());
-        terminateAll();
+        cluster.terminateAll();
         assertEquals(List.of("b", "c"), new ArrayList<>(jobs(start(1))));
     }
 
@@ -375,7 +370,7 @@ class DurableQueueTest {
         before.shutdown();
         assertEquals("a", jobs(after).poll());
         assertEquals(1, cluster.log.size(MAP));
-        terminateAll();
+        cluster.terminateAll();
         assertEquals(List.of("b"), new ArrayList<>(jobs(start(2))));
     }
 

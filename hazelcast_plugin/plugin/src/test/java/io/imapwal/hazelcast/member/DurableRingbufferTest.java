@@ -68,11 +68,6 @@ class DurableRingbufferTest {
         return IntStream.range(from, to).mapToObj(number -> "event " + number).toList();
     }
 
-    private void terminateAll() {
-        cluster.members.forEach(each -> each.getLifecycleService().terminate());
-        cluster.members.clear();
-    }
-
     @AfterEach
     void stop() throws Exception {
         cluster.stop();
@@ -82,7 +77,7 @@ class DurableRingbufferTest {
     @Test
     void sequencesGoOnAfterARestart() throws Exception {
         add(events(start(0)), 0, 7);
-        terminateAll();
+        cluster.terminateAll();
         Ringbuffer<String> restored = events(start(1));
         assertEquals(0, restored.headSequence());
         assertEquals(6, restored.tailSequence());
@@ -100,7 +95,7 @@ class DurableRingbufferTest {
         assertEquals(CAPACITY, cluster.log.size(MAP));
         assertEquals(events(50, 60), all(events));
         capacity = 4;
-        terminateAll();
+        cluster.terminateAll();
         Ringbuffer<String> restored = events(start(1));
         assertEquals(events(56, 60), all(restored));
         assertThrows(StaleSequenceException.class, () -> restored.readOne(55));
@@ -114,7 +109,7 @@ class DurableRingbufferTest {
         Ringbuffer<String> events = events(start(0));
         add(events, 0, 3);
         eventually(() -> events.size() == 0 && cluster.log.size(MAP) == 1);
-        terminateAll();
+        cluster.terminateAll();
         assertEquals(3, events(start(1)).add("event 3"));
     }
 
@@ -172,7 +167,7 @@ class DurableRingbufferTest {
         add(events, 0, 3);
         events.destroy();
         assertEquals(0, cluster.log.size(MAP));
-        terminateAll();
+        cluster.terminateAll();
         assertEquals(0, events(start(1)).add("event 0"));
     }
 
@@ -181,7 +176,7 @@ class DurableRingbufferTest {
         ITopic<String> topic = start(0).getReliableTopic("news");
         topic.publish("a");
         topic.publish("b");
-        terminateAll();
+        cluster.terminateAll();
         List<String> received = Collections.synchronizedList(new ArrayList<>());
         ITopic<String> restored = start(1).getReliableTopic("news");
         restored.addMessageListener(new FromTheStart(received));

@@ -83,11 +83,6 @@ class QueueFaultsTest {
         return both;
     }
 
-    private void terminateAll() {
-        cluster.members.forEach(each -> each.getLifecycleService().terminate());
-        cluster.members.clear();
-    }
-
     private FakeAgent agentOf(HazelcastInstance member) {
         return cluster.agents.get(cluster.members.indexOf(member));
     }
@@ -205,7 +200,7 @@ class QueueFaultsTest {
         assertEquals(1, queue.peek());
         assertEquals(3, queue.size());
         assertEquals(3, cluster.log.size(MAP), "the refused item is in the log");
-        terminateAll();
+        cluster.terminateAll();
         IQueue<Object> restored = start(1).getQueue("jobs");
         assertEquals(1, restored.poll());
     }
@@ -259,7 +254,7 @@ class QueueFaultsTest {
         eventually(() -> member.<String, String>getMap("orders").executeOnKey("key",
                 new Offers()).equals(true));
         assertEquals(1, cluster.log.size("queue:work-1@key"));
-        terminateAll();
+        cluster.terminateAll();
         assertEquals("from a processor", start(1).getQueue("work-1@key").poll());
     }
 
@@ -269,7 +264,7 @@ class QueueFaultsTest {
         HazelcastInstance member = start(0);
         member.getMap("orders").put("key", "value");
         member.getQueue("work-1@key").add("before");
-        terminateAll();
+        cluster.terminateAll();
         HazelcastInstance restarted = start(1);
         restarted.getQueue("work-1@key");
         eventually(() -> restarted.<String, String>getMap("orders").executeOnKey("key",
@@ -288,7 +283,7 @@ class QueueFaultsTest {
         queue.add("plain");
         transaction.commitTransaction();
         List<String> before = new ArrayList<>(queue);
-        terminateAll();
+        cluster.terminateAll();
         assertEquals(before, new ArrayList<>(jobs(start(1))));
     }
 
@@ -445,7 +440,7 @@ class QueueFaultsTest {
                 failed.add(name + ": " + e);
             }
         }
-        terminateAll();
+        cluster.terminateAll();
         HazelcastInstance again = start(1);
         for (String name : names) {
             try {

@@ -45,11 +45,6 @@ class RingbufferFaultsTest {
         return cluster.start(config);
     }
 
-    private void terminateAll() {
-        cluster.members.forEach(each -> each.getLifecycleService().terminate());
-        cluster.members.clear();
-    }
-
     @AfterEach
     void stop() throws Exception {
         cluster.stop();
@@ -113,7 +108,7 @@ class RingbufferFaultsTest {
         events.add("a");
         assertThrows(RuntimeException.class, () -> events.add(new Broken()));
         int logged = cluster.log.size(MAP);
-        terminateAll();
+        cluster.terminateAll();
         Ringbuffer<Object> restored = start(1).getRingbuffer("events");
         String said;
         try {

@@ -51,8 +51,14 @@ public final class TestCluster {
         return member;
     }
 
-    public void stop() throws Exception {
+    /** The log and its agents stay. */
+    public void terminateAll() {
         members.forEach(member -> member.getLifecycleService().terminate());
+        members.clear();
+    }
+
+    public void stop() throws Exception {
+        terminateAll();
         for (FakeAgent agent : agents) {
             agent.close();
         }
