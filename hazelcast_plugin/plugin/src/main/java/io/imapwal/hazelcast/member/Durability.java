@@ -154,7 +154,7 @@ final class Durability {
         if (structures.add(what) && !lite) {
             logger.warning("imap-wal: " + what + " is not durable: it is lost when all members"
                     + " stop. " + (property == null ? "The log cannot keep a " + kind
-                            : "If it should not be, add its name to \"" + property + "\""));
+                            : "To make it durable, add its name to \"" + property + "\""));
         }
     }
 

@@ -12,8 +12,8 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Makes Hazelcast find the jobs that the log has. It asks only those of its maps that some member
- * has used since the start of the cluster.
+ * Makes Hazelcast find the jobs in the log. It looks for jobs only in those of its maps that some
+ * member has used since the start of the cluster.
  */
 final class DurableJobs {
     private static final long PAUSE_MS = 500;
@@ -26,7 +26,7 @@ final class DurableJobs {
         this.logger = logger;
     }
 
-    /** From the start of the member, and when it has joined another cluster. */
+    /** Does this when the member has started, and when it has joined another cluster. */
     static void install(HazelcastInstance instance, ILogger logger) {
         DurableJobs jobs = new DurableJobs(instance, logger);
         instance.getLifecycleService().addLifecycleListener(event -> {
@@ -43,7 +43,7 @@ final class DurableJobs {
         boolean reported = false;
         while (true) {
             try {
-                // The records are last: with them, Hazelcast begins to start jobs.
+                // The records are last: when they are there, Hazelcast starts jobs.
                 for (String map : List.of(JobRepository.JOB_RESULTS_MAP_NAME,
                         JobRepository.JOB_EXECUTION_RECORDS_MAP_NAME,
                         JobRepository.JOB_RECORDS_MAP_NAME)) {
@@ -54,7 +54,7 @@ final class DurableJobs {
                 return;
             } catch (LogUnavailable e) {
                 if (!reported) {
-                    logger.warning("imap-wal: jobs that the log has are not started yet: "
+                    logger.warning("imap-wal: the jobs in the log are not started yet: "
                             + AgentError.reason(e));
                     reported = true;
                 }

@@ -41,7 +41,7 @@ public final class Wholeness {
     private final AtomicLongArray whole;
     private final ConcurrentMap<Integer, Unsettled> unsettled = new ConcurrentHashMap<>(1);
     private final Set<Integer> partial = ConcurrentHashMap.newKeySet(1);
-    /** How often each partition was no longer known to be whole. */
+    /** How often each partition has stopped being whole. */
     private final AtomicIntegerArray losses;
     /** When entries of the log arrived last, or the agent worked on reads. */
     private volatile long progressNanos = System.nanoTime();
@@ -86,7 +86,7 @@ public final class Wholeness {
     }
 
     /**
-     * If this number and {@link #whole} are as before, nothing but operations has changed memory.
+     * If this number and {@link #whole} are as before, only operations have changed memory.
      */
     public int losses(int partition) {
         return losses.get(partition);

@@ -10,7 +10,7 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * Deletes all items of a structure that is destroyed, in the log too. Hazelcast destroys an object
- * on all members; the owner of the partition does this.
+ * on all members; only the owner of the partition deletes the items.
  */
 final class Clearing {
     private static final long TRY_S = 30;
@@ -34,8 +34,8 @@ final class Clearing {
             // Hazelcast destroys an empty queue after its empty-queue-ttl.
             clear(partition);
         } else if (isLocal()) {
-            // A member that waits for another one's destroy has a thread of a partition, so the
-            // other one must not wait for such a thread if it has nothing to delete.
+            // The member that asked for this waits, and may occupy the thread of a partition. So
+            // a member that has nothing to delete must not wait for such a thread.
             waitFor(threads);
         }
         if (failure != null) {
@@ -60,7 +60,7 @@ final class Clearing {
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             failure = new LogUnavailable("the items of an object that is destroyed may still be in"
-                    + " the log: its thread was interrupted", e);
+                    + " the log: the thread that waited was interrupted", e);
         }
     }
 

@@ -21,7 +21,7 @@ public final class DurableStructures {
     public enum Kind {
         QUEUE("queue", ""),
         RINGBUFFER("ringbuffer", ""),
-        /** Hazelcast keeps its messages in a ringbuffer of this prefix. */
+        /** Hazelcast keeps its messages in a ringbuffer whose name has this prefix. */
         TOPIC("reliable topic", RingbufferService.TOPIC_RB_PREFIX);
 
         private final String text;
@@ -32,7 +32,7 @@ public final class DurableStructures {
             this.prefix = prefix;
         }
 
-        /** For people, and the beginning of the name of the map. */
+        /** For messages; the name of the map begins with it, too. */
         public String text() {
             return text;
         }
@@ -43,7 +43,7 @@ public final class DurableStructures {
 
     /**
      * @param durable which names are durable, for each kind
-     * @param any     whether any name can be
+     * @param any     whether any name can be durable
      */
     public DurableStructures(Map<Kind, Predicate<String>> durable, boolean any) {
         this.durable = durable;
@@ -78,9 +78,9 @@ public final class DurableStructures {
     }
 
     /**
-     * Before a durable structure is made.
+     * Called before a durable structure is made.
      *
-     * @throws InvalidConfigurationException it has a store of a user
+     * @throws InvalidConfigurationException its configuration names a store of the user
      */
     public void requireNoOtherStore(Config config, Kind kind, String name) {
         boolean other = switch (kind) {
@@ -102,7 +102,7 @@ public final class DurableStructures {
         return any;
     }
 
-    /** Parts of a split network do not merge: the log has what counts. */
+    /** After a split of the network, nothing is merged: the log has the items that count. */
     static MergePolicyConfig noMerge() {
         return new MergePolicyConfig().setPolicy(DiscardMergePolicy.class.getName());
     }

@@ -41,7 +41,7 @@ final class LoggedItems {
     private final MapServiceContext maps;
     private final String map;
     private final int partition;
-    /** What was loaded is what the map has, but for the changes that were made here. */
+    /** The map has what was loaded, with the changes that were made here since. */
     private boolean loaded;
     private long losses;
     private Runnable refresh = () -> { };
@@ -86,8 +86,8 @@ final class LoggedItems {
     }
 
     /**
-     * Whether the log has never had an item: what memory has is from before the structure was
-     * durable.
+     * Whether the log has never had an item. Then the items in memory are from before the structure
+     * was durable.
      */
     boolean isNew() {
         AgentSettings settings = state().settings();
@@ -98,11 +98,11 @@ final class LoggedItems {
         }
     }
 
-    /** Items in memory are dropped, because the log has newer ones. */
+    /** Logs a warning: items in memory are dropped, because the log has newer ones. */
     void reportDropped(long count) {
         logged().member().logger().warning("imap-wal: " + text() + count + " items that this member"
-                + " had in memory are dropped: they are from before it was durable, and the log has"
-                + " had items since");
+                + " has in memory are dropped: they were added before it was durable, and the log"
+                + " has had items since");
     }
 
     private boolean inDoubt() {
@@ -124,8 +124,8 @@ final class LoggedItems {
     }
 
     /**
-     * Until the outcome of a change is known: a caller may wait for the item, and no other
-     * operation may come.
+     * Repeats this until the outcome of a change is known: a caller may be waiting for the item,
+     * and perhaps no other operation comes that would refresh.
      */
     private void refreshSoon() {
         nodeEngine.getExecutionService().schedule(() -> new PartitionThreads(nodeEngine).begin(
@@ -196,7 +196,7 @@ final class LoggedItems {
         return partition;
     }
 
-    /** What was loaded could not be used. */
+    /** What was loaded could not be used: the next operation loads it again. */
     void forget() {
         loaded = false;
     }
@@ -229,7 +229,7 @@ final class LoggedItems {
                 .getImpl();
     }
 
-    /** Of the member: not there yet when its first structure is made. */
+    /** They do not exist yet when the first structure of the member is made. */
     private MemberMaps logged() {
         if (logged == null) {
             logged = Composed.of(nodeEngine, MemberMaps.class);

@@ -34,11 +34,14 @@ import java.util.UUID;
 import java.util.function.Supplier;
 
 /**
- * A durable queue on the member that owns its partition. Hazelcast's queue is the order of the
- * items; their bytes are in the map only, until they are read.
+ * A durable queue on the member that owns its partition. Hazelcast's queue has the order of the
+ * items; until they are read, their bytes are only in the map.
  */
 final class LoggedQueue extends QueueContainer {
-    /** Items of later times have higher numbers, so none gets the number of a forgotten one. */
+    /**
+     * The numbers of a queue begin at the current time, which is above these bits. So no item gets
+     * the number of an earlier one that is deleted.
+     */
     private static final int NUMBER_BITS = 20;
     private static final Field ID = Reflection.field(QueueContainer.class, "idGenerator");
 
@@ -64,7 +67,7 @@ final class LoggedQueue extends QueueContainer {
         QueueStoreConfig ours = new QueueStoreConfig().setEnabled(true)
                 .setStoreImplementation(store)
                 .setProperty(QueueStoreConfig.STORE_BINARY, "true")
-                // With a comparator, Hazelcast keeps all items, and warns of any limit.
+                // With a comparator, Hazelcast keeps all items, and warns about any limit.
                 .setProperty(QueueStoreConfig.STORE_MEMORY_LIMIT,
                         config.isPriorityQueue() ? String.valueOf(Integer.MAX_VALUE) : "0")
                 .setProperty(QueueStoreConfig.STORE_BULK_LOAD, "1");
@@ -77,8 +80,8 @@ final class LoggedQueue extends QueueContainer {
 
     /**
      * Makes the queue equal to its map, before an operation. It stays the same object, because
-     * operations that wait for an item have it. What transactions have reserved is forgotten: they
-     * fail before they commit.
+     * operations that wait for an item refer to it. Reservations of transactions are forgotten:
+     * these transactions fail before they commit.
      *
      * @throws RuntimeException retryable: the map is not whole yet
      */
@@ -100,8 +103,8 @@ final class LoggedQueue extends QueueContainer {
             if (PartitionThreads.task(store.items().partition()) instanceof QueueOperation) {
                 throw e;
             }
-            // The operation of a map that waits for this one has the thread: it would be repeated
-            // in vain until it times out.
+            // An operation of a map has the thread and needs the queue. Repeating it would be in
+            // vain until it times out.
             unavailable = new LogUnavailable("queue \"" + getName() + "\" cannot be used by an"
                     + " entry processor now: " + e.getMessage(), e);
             return;
@@ -109,21 +112,21 @@ final class LoggedQueue extends QueueContainer {
             throw new IllegalStateException(e);
         } finally {
             if (!made) {
-                // Perhaps it has some of the items.
+                // It may have only some of the items.
                 store.items().forget();
                 destroy();
             }
         }
-        // Items may have come that no operation has announced.
+        // There may be new items of which the operations that wait were not notified.
         notify(getPollWaitNotifyKey());
         notify(getOfferWaitNotifyKey());
     }
 
     /**
-     * Logs the items of Hazelcast's own queue: a member whose configuration does not name the queue
-     * yet had them.
+     * Logs the items of a queue of Hazelcast, which came from a member whose configuration does
+     * not name the queue yet.
      *
-     * @return whether this is the queue now
+     * @return whether this object is the queue now
      */
     boolean adopt(QueueContainer plain) {
         if (unavailable != null) {
@@ -154,7 +157,7 @@ final class LoggedQueue extends QueueContainer {
         });
     }
 
-    /** All operations need it, so they fail here. Statistics are made on other threads. */
+    /** All operations call it, so they fail here. Other threads compute statistics from it. */
     @Override
     public Queue<QueueItem> getItemQueue() {
         if (unavailable != null && ThreadUtil.isRunningOnPartitionThread()) {
@@ -171,7 +174,7 @@ final class LoggedQueue extends QueueContainer {
         out.writeInt(0);
     }
 
-    /** Hazelcast wraps what a queue store throws, so that callers would not see what it means. */
+    /** Hazelcast wraps the exceptions of a queue store, so callers would not see their classes. */
     private static <T> T unwrapped(Supplier<T> action) {
         try {
             return action.get();
@@ -228,7 +231,7 @@ final class LoggedQueue extends QueueContainer {
         return unwrapped(super::clear);
     }
 
-    /** Hazelcast would keep the bytes in the items. */
+    /** Hazelcast's own method would keep the bytes of all items in memory. */
     @Override
     public List<Data> getAsDataList() {
         Map<Long, Data> all = store.items().all();
@@ -250,7 +253,7 @@ final class LoggedQueue extends QueueContainer {
         return unwrapped(() -> super.txnPeek(offerId, transaction));
     }
 
-    /** Hazelcast compares only items whose bytes the queue has. */
+    /** Hazelcast compares only those items whose bytes are in the queue. */
     @Override
     public long remove(Data item) {
         Map<Long, Data> all = store.items().all();
@@ -268,7 +271,7 @@ final class LoggedQueue extends QueueContainer {
         return new HashSet<>(getAsDataList()).containsAll(items);
     }
 
-    /** Hazelcast would ignore that an item cannot be logged. */
+    /** Hazelcast would ignore an error of the log. */
     @Override
     public boolean txnCommitOffer(long id, Data item, boolean backup) {
         txnCheckReserve(id);
@@ -276,7 +279,7 @@ final class LoggedQueue extends QueueContainer {
         store.logBefore(id, item);
         boolean done = super.txnCommitOffer(id, item, backup);
         if (getItemQueue() instanceof LinkedList<QueueItem> queue) {
-            // Hazelcast appends it. After a restart it is where its number is.
+            // Hazelcast appends it. It is moved to where a restart would put it: by its number.
             QueueItem committed = queue.removeLast();
             ListIterator<QueueItem> place = queue.listIterator(queue.size());
             while (place.hasPrevious()) {

@@ -14,8 +14,8 @@ import java.util.concurrent.ConcurrentHashMap;
 
 /**
  * The queues in the memory of a member, by name. Hazelcast looks a queue up here before each
- * operation, and has no public API for more than its {@code QueueStore}: that is not asked again
- * when a partition gets another owner.
+ * operation. Its only public API for this is {@code QueueStore}, which is not asked again when a
+ * partition gets another owner.
  */
 final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
     private static final Field CONTAINERS = Reflection.field(QueueService.class, "containerMap");
@@ -52,7 +52,7 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
                 partition(name));
     }
 
-    /** Perhaps by an operation of a map, whose entry processor uses the queue. */
+    /** Whether an operation runs now: perhaps one of a map whose entry processor uses it. */
     private boolean isUsed(String name) {
         return PartitionThreads.isUsed(partition(name));
     }
@@ -60,7 +60,7 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
     @Override
     public QueueContainer get(Object name) {
         QueueContainer found = super.get(name);
-        // The rule for names is needed only for a queue from before it was durable.
+        // A name has to be checked only for a queue that is not a durable one yet.
         boolean ours = found instanceof LoggedQueue ? isUsed((String) name)
                 : found != null && isLogged((String) name);
         return ours ? logged((String) name, found) : found;
@@ -76,7 +76,7 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
         return structures.isDurable(Kind.QUEUE, name) && isUsed(name);
     }
 
-    /** @param found in memory; or Hazelcast's new one */
+    /** @param found the queue in memory, or a new one of Hazelcast */
     private LoggedQueue logged(String name, QueueContainer found) {
         if (found instanceof LoggedQueue queue) {
             queue.refresh();
@@ -92,8 +92,8 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
     }
 
     /**
-     * A queue has arrived with its partition. If it has items, no log has them: a durable queue
-     * arrives empty.
+     * A queue has arrived with its partition. A durable queue arrives empty, so if this one has
+     * items, they are not in the log.
      */
     @Override
     public QueueContainer put(String name, QueueContainer arrived) {
@@ -105,12 +105,12 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
         return super.get(name) instanceof LoggedQueue ? null : super.put(name, arrived);
     }
 
-    /** It is destroyed. */
+    /** The queue is destroyed. */
     @Override
     public QueueContainer remove(Object name) {
         if (structures.isDurable(Kind.QUEUE, (String) name)) {
             if (PartitionThreads.task(partition((String) name)) instanceof QueueMergeOperation) {
-                // It is empty but for what transactions have reserved.
+                // It is empty, except for what transactions have reserved.
                 return null;
             }
             LoggedItems items = super.get(name) instanceof LoggedQueue queue ? queue.items()

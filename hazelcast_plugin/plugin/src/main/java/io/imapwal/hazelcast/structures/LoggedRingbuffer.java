@@ -20,17 +20,17 @@ import java.util.concurrent.TimeUnit;
 import java.util.stream.LongStream;
 
 /**
- * A durable ringbuffer on the member that owns its partition. Its sequences go on after a restart,
- * and the items that it had are there. The log keeps as many items as the ringbuffer.
+ * A durable ringbuffer on the member that owns its partition. After a restart, it has the same
+ * items, and its sequences continue. The log keeps as many items as the ringbuffer.
  */
 final class LoggedRingbuffer extends RingbufferContainer<Object, Object> {
-    /** The number of an entry with the last sequence. Items may expire, and sequences go on. */
+    /** The number of an entry that has the last sequence: items expire, but sequences continue. */
     private static final long TAIL = -1;
 
     private final NodeEngine nodeEngine;
     private final int partition;
     private final LoggedItems items;
-    /** Items that the log has, and the ringbuffer has no room for. */
+    /** Items that are in the log, but for which the ringbuffer has no room. */
     private List<Long> surplus = List.of();
 
     private LoggedRingbuffer(ObjectNamespace namespace, RingbufferConfig config, int partition,
@@ -114,7 +114,7 @@ final class LoggedRingbuffer extends RingbufferContainer<Object, Object> {
         return super.addAll(added);
     }
 
-    /** A ringbuffer of objects could not be made from an item that cannot be read. */
+    /** A ringbuffer that keeps objects could not be made from an item that is not readable. */
     private void requireReadable(Object item) {
         if (getConfig().getInMemoryFormat() == InMemoryFormat.OBJECT) {
             nodeEngine.getSerializationService().toObject(item);

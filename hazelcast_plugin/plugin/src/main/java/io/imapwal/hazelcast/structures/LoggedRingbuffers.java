@@ -17,8 +17,8 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * The ringbuffers in the memory of a member, by partition. As {@link LoggedQueues}: Hazelcast looks
- * a ringbuffer up here before each operation.
+ * The ringbuffers in the memory of a member, by partition. As with {@link LoggedQueues}, Hazelcast
+ * looks a ringbuffer up here before each operation.
  */
 final class LoggedRingbuffers
         extends ConcurrentHashMap<Integer, Map<ObjectNamespace, RingbufferContainer<?, ?>>> {
@@ -47,7 +47,7 @@ final class LoggedRingbuffers
         return CONTAINERS != null;
     }
 
-    /** Never null: the log may have ringbuffers of a partition that memory has not. */
+    /** Never null: the log may have ringbuffers of the partition that are not in memory. */
     @Override
     public Map<ObjectNamespace, RingbufferContainer<?, ?>> get(Object partition) {
         return computeIfAbsent((Integer) partition, OfPartition::new);
@@ -82,7 +82,7 @@ final class LoggedRingbuffers
             return made;
         }
 
-        /** A listener of a topic would end with the first error, so its reads are repeated. */
+        /** A listener of a topic would end at the first error, so its reads are repeated. */
         private void refresh(LoggedRingbuffer ringbuffer, ObjectNamespace namespace) {
             try {
                 ringbuffer.refresh();
@@ -120,7 +120,7 @@ final class LoggedRingbuffers
             return super.put(namespace, arrived);
         }
 
-        /** It is destroyed. */
+        /** The ringbuffer is destroyed. */
         @Override
         public RingbufferContainer<?, ?> remove(Object key) {
             ObjectNamespace namespace = (ObjectNamespace) key;

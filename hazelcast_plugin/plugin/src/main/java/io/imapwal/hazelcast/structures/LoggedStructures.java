@@ -3,7 +3,7 @@ package io.imapwal.hazelcast.structures;
 import com.hazelcast.config.InvalidConfigurationException;
 import com.hazelcast.spi.impl.NodeEngine;
 
-/** Replaces what Hazelcast's services of durable structures keep them in. */
+/** Replaces the maps in which Hazelcast's services keep queues and ringbuffers. */
 public final class LoggedStructures {
     private LoggedStructures() {
     }
@@ -19,9 +19,10 @@ public final class LoggedStructures {
             return;
         }
         if (!LoggedQueues.possible() || !LoggedQueue.possible() || !LoggedRingbuffers.possible()) {
-            throw new InvalidConfigurationException("imap-wal cannot keep queues and ringbuffers in"
-                    + " this version of Hazelcast, " + nodeEngine.getVersion() + ". Use a version"
-                    + " that imap-wal's documentation names, or remove their names");
+            throw new InvalidConfigurationException("imap-wal cannot make queues and ringbuffers"
+                    + " durable in this version of Hazelcast, " + nodeEngine.getVersion() + ". Use"
+                    + " a version that imap-wal's documentation names, or remove the names of"
+                    + " durable queues, ringbuffers and topics");
         }
         try {
             LoggedQueues.install(nodeEngine, structures);

@@ -26,7 +26,12 @@ final class QueueItems implements QueueStore<byte[]> {
         return items;
     }
 
-    /** Logs an item that Hazelcast will store, or deletes one, without a look at the outcome. */
+    /**
+     * Logs an item before Hazelcast stores it, or its deletion: Hazelcast ignores the errors of
+     * some of its own calls.
+     *
+     * @param item null: it is deleted
+     */
     void logBefore(long id, Data item) {
         if (item == null) {
             delete(id);
