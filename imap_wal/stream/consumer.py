@@ -57,7 +57,7 @@ class ReadablePartition(Protocol):
 
 
 class Share(Protocol):
-    """What this process says of its consumers to the process that serves."""
+    """Reports the consumers of this process to the process that serves."""
 
     def ask(
         self, consumer: str, applied: Sequence[Applied], failure: str, *, shared: bool

@@ -35,8 +35,8 @@ def _of_consumers(
     number_of: Callable[[ConsumerProgress], float | None],
     chosen: Callable[[float, float], float] = max,
 ) -> _Numbers:
-    """`number_of`: None if it is not known. `chosen`: of several processes that apply all
-    partitions, each to a database of its own."""
+    """`number_of`: None if it is not known. `chosen`: which number counts if several processes
+    apply a partition, each to its own database."""
     numbers: dict[tuple[str, ...], float] = {}
     for row in () if now.progress is None else now.progress.consumers:
         of, number = (row.consumer, str(row.partition)), number_of(row)
@@ -56,21 +56,21 @@ STREAM: tuple[StreamMetric, ...] = (
     StreamMetric(
         "imap_wal_stream_serving",
         "gauge",
-        "1 if this process serves the stream, 0 while it waits for another one. All further "
-        "metrics are of the process that serves.",
+        "1 if this process serves the stream, 0 while it waits for another one. Only the process "
+        "that serves has the following metrics.",
         lambda now: float(now.progress is not None),
     ),
     StreamMetric(
         "imap_wal_stream_newest_id",
         "gauge",
-        "Id of the newest acknowledged transaction, which is also their number.",
+        "Id of the newest acknowledged transaction, which is also the number of transactions.",
         lambda now: None if now.progress is None else _newest(now.progress),
         "partition",
     ),
     StreamMetric(
         "imap_wal_stream_consumer_mark",
         "gauge",
-        "Id of the last transaction that the consumer has applied, as its process said last.",
+        "Id of the last transaction that the consumer has applied, as its process last reported.",
         lambda now: _of_consumers(now, lambda row: row.mark, min),
         _OF_CONSUMERS,
     ),
@@ -84,21 +84,21 @@ STREAM: tuple[StreamMetric, ...] = (
     StreamMetric(
         "imap_wal_stream_consumer_running",
         "gauge",
-        "1 if a process applies this partition; 0: none does, or the consumer has stopped there.",
+        "1 if a process applies this partition; 0 if none does, or the consumer has stopped there.",
         lambda now: _of_consumers(now, lambda row: row.is_running, min),
         _OF_CONSUMERS,
     ),
     StreamMetric(
         "imap_wal_stream_consumer_skipped_total",
         "counter",
-        "Transactions that were passed over since the process has started the consumer.",
+        "Transactions that were skipped since the process started the consumer.",
         lambda now: _of_consumers(now, lambda row: row.skipped),
         _OF_CONSUMERS,
     ),
     StreamMetric(
         "imap_wal_stream_consumer_failures_total",
         "counter",
-        "Attempts to apply transactions that failed since the process has started the consumer.",
+        "Failed attempts to apply transactions since the process started the consumer.",
         lambda now: _of_consumers(now, lambda row: row.failures),
         _OF_CONSUMERS,
     ),

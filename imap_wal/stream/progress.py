@@ -1,11 +1,12 @@
-"""How far the consumers of a stream are, as the processes that run them say.
+"""How far the consumers of a stream are, as the processes that run them report.
 
     each process, every second   the marks of what it applies ─▶ the process that serves
     the log                      the newest transaction of each partition
                                  ─▶ `imap-wal stream consumers`, metrics
 
-The marks are stored where the consumers want them, and no other process reads them there. What was
-said is only in memory: a process that has just begun to serve knows it after a second.
+The marks are stored where the consumers want them, and no other process reads them there. The
+reports are only in memory: a process that has just begun to serve has those of running consumers
+after a second.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TEXT_MAX = 1000
 
 
 class Applied(NamedTuple):
-    """What a process says of a partition that it applies. `id`: the last transaction that is
+    """What a process reports of a partition that it applies. `id`: the last transaction that is
     applied; None: it is not known yet."""
 
     partition: int
@@ -39,10 +40,11 @@ class Applied(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ConsumerProgress:
     """How far a consumer is in one partition. `mark`: the id of the last transaction that it has
-    applied, and `lag`: how many acknowledged ones it has not; None: not known. `process`: that runs
-    it; "": none. `skipped`, `failures`: transactions that were passed over, and attempts that
-    failed, since this process has started it. `failure`: why it has stopped; "" while it runs.
-    `age_s`: how old the mark is, in seconds."""
+    applied; None: not known. `newest`: that of the newest acknowledged one. `lag`: how many
+    acknowledged transactions it has not applied; None: not known. `process`: which process runs it;
+    "": none. `skipped`, `failures`: transactions that were skipped, and attempts that failed, since
+    this process started it. `failure`: why it has stopped; "": it has not. `age_s`: seconds since
+    the mark was reported."""
 
     consumer: str
     partition: int
@@ -62,8 +64,8 @@ class ConsumerProgress:
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """`process`: that has the log open. `newest`: the id of the newest acknowledged transaction of
-    each partition."""
+    """`process`: which process has the log open. `newest`: the id of the newest acknowledged
+    transaction of each partition."""
 
     process: str
     newest: Sequence[int]
@@ -84,16 +86,16 @@ class _Said:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Of those that do not count any more, the one with the highest rank is of interest."""
+        """Of those that do not count any more, the one with the highest rank is kept."""
         return self.applied.id is not None, self.at
 
 
 _Rows = dict[bytes, _Said]
-"""Process → what it has said of one partition."""
+"""Process → what it has reported of one partition."""
 
 
 class ProgressTable:
-    """What the processes of all consumers have said. Thread-safe."""
+    """What the processes of all consumers have reported. Thread-safe."""
 
     def __init__(self, partitions: int, clock: Clock) -> None:
         self._partitions, self._clock = range(partitions), clock
@@ -128,7 +130,7 @@ class ProgressTable:
             self._forget(consumer, now)
 
     def leave(self, consumer: str, process: bytes) -> None:
-        """A process runs a consumer no more."""
+        """A process no longer runs a consumer."""
         with self._mutex:
             for rows in self._consumers.get(consumer, {}).values():
                 if process in rows:
@@ -162,7 +164,7 @@ class ProgressTable:
 
 
 def _last_id(rows: _Rows, process: bytes, now: float) -> int | None:
-    """Where a process continues that has not read its mark yet; perhaps it cannot."""
+    """The last known id, for a process that has not read its mark yet, or cannot read it."""
     former = [row for of, row in rows.items() if of == process or not row.counts(now)]
     return max(former, key=lambda row: row.rank).applied.id if former else None
 

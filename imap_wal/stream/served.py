@@ -172,12 +172,12 @@ class ServedStream:
         raise NotUnderstood(f"{request[0]!r} is not a request of version {VERSION}")
 
     def progress(self) -> StreamProgress:
-        """How far the consumers are, as their processes have said. It waits for nothing."""
+        """How far the consumers are, as their processes have reported. It waits for nothing."""
         newest = [partition.mark.id for partition in self._partitions]
         return StreamProgress(process_text(), newest, self._progress.consumers(newest))
 
     def _applied(self, applied: Any) -> list[Applied]:
-        """What a process says of the partitions that it applies."""
+        """What a process reports of the partitions that it applies."""
         match applied:
             case list() if len(applied) <= len(self._partitions) and all(map(_is_said, applied)):
                 return [Applied(self._partition(of).number, *rest) for of, *rest in applied]
@@ -279,7 +279,7 @@ class StreamClient(Client):
 
 
 class RemoteShare:
-    """What this process says of its consumers, and what it may apply."""
+    """What this process reports of its consumers, and what it may apply."""
 
     def __init__(self, client: StreamClient, process: bytes) -> None:
         self._client, self._process = client, process

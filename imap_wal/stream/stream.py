@@ -262,8 +262,8 @@ class Stream:
 
     def progress(self) -> StreamProgress:
         """How far the consumers are in each partition. With `connect`, those of all processes, as
-        they have told the process that serves within the last second; otherwise those of this
-        process, and of a stream with `read_only`, the newest transactions that it has read.
+        they were up to a second ago; otherwise those of this process. With `read_only`, the newest
+        transactions are those that this process has read.
 
         Raises:
             StorageUnavailable: no process answered. `Closed`: the stream was closed.

@@ -146,7 +146,7 @@ def create(url: Location, name: str, namespace: str, partitions: int) -> None:
 @_certificate_options("server", "clients")
 @click.option(
     "--http-address",
-    help="Answer there for metrics and health, by plain HTTP, as in 127.0.0.1:9414.",
+    help="Serve metrics and health at this address, over plain HTTP; for example 127.0.0.1:9414.",
 )
 def serve(
     url: Location,
@@ -159,18 +159,18 @@ def serve(
 ) -> None:
     """Serve a stream to processes that call imap_wal.stream.connect. The stream must exist.
 
-    Without --listen, to processes of this user on this machine, which should pass serve=False to
+    Without --listen, serve processes of this user on this machine. They should pass serve=False to
     connect. If another process has the log or serves it, the exit code is 4. Without this command,
     one of these processes serves the others.
 
-    With --listen, to processes on other machines, which pass tcp://host:port to connect. The
-    connections use TLS; at 127.0.0.1, they may be without certificates. If another process has the
-    log, this one waits and takes its place, so several machines can run this command.
+    With --listen, serve processes on other machines. They pass tcp://host:port to connect. The
+    connections use TLS; at 127.0.0.1, certificates are optional. If another process has the log,
+    this one waits until it can take its place, so several machines can run this command.
 
-    With --http-address, /metrics has the lag of each consumer, for Prometheus. It needs
+    With --http-address, /metrics has the lag of each consumer, for Prometheus. This needs
     'imap-wal[agent]'.
 
-    SIGTERM or SIGINT closes the log and exits with 0.
+    SIGTERM or SIGINT closes the log, and the exit code is 0.
 
     \b
     Examples:
@@ -406,14 +406,13 @@ def consumers(
     certificates: Certificates | None,
     output: str,
 ) -> None:
-    """Print how far each consumer is: of each partition its mark, the newest transaction, how many
-    are not applied (the lag), and the process that applies it.
+    """Print how far each consumer is: for each partition, its mark, the newest transaction, how
+    many transactions are not applied yet (the lag), and the process that applies them.
 
-    URL is that of the log, or tcp://host:port of a server. The process that serves the stream is
-    asked. It knows the consumers of programs that call imap_wal.stream.connect, as they were a
-    second ago, and for a week those that no process runs any more. A process that has just begun
-    to serve does not know the latter. If no process serves, only the newest transactions are
-    printed.
+    URL is that of the log, or tcp://host:port of a server. The command asks the process that serves
+    the stream. That process knows the consumers of programs that call imap_wal.stream.connect, as
+    they were up to a second ago. A consumer that no process runs any more is shown for a week, or
+    until another process serves. If no process serves, only the newest transactions are printed.
 
     \b
     Examples:
@@ -430,7 +429,7 @@ def consumers(
             ]
         progress = StreamProgress("", newest, ())
         out.note(
-            "no process serves this stream, so how far its consumers are is not known here: a "
+            "no process serves this stream, so it is not known here how far its consumers are; a "
             "program that called imap_wal.stream.open can print its Stream.progress()"
         )
     elif not progress.consumers:
