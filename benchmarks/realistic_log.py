@@ -8,6 +8,7 @@ seconds of all archive runs.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -79,11 +80,8 @@ def changes(
 def write(folder: Path, records: int, keys: int) -> dict[str, float]:
     """Fill the log of cluster `log`. Returns the archived records, and the seconds of that."""
     chance, now_ms = np.random.default_rng(SEED), round(time.time() * 1000)
-    logs = [
-        imap_wal.log.create(folder.as_uri(), node=f"n{number}", durability="os")
-        for number in range(1, NODES + 1)
-    ]
     archived, seconds, written = 0, 0.0, 0
+    logs = _opened(folder)
     for batch in changes(keys, records, chance, now_ms):
         parts: dict[tuple[int, int], list[tuple[bytes, bytes | None, int]]] = {}
         for name, node, change in batch:
@@ -92,12 +90,33 @@ def write(folder: Path, records: int, keys: int) -> dict[str, float]:
             logs[node].append(MAPS[name], *some)
         before, written = written, written + len(batch)
         if before // ARCHIVE_EACH < written // ARCHIVE_EACH or written == records:
+            for log in logs:
+                log.close()
             start = time.perf_counter()
-            archived += sum(log.archive() for log in logs)
+            archived += archive(folder)
             seconds += time.perf_counter() - start
+            logs = _opened(folder)
     for log in logs:
         log.close()
     return {"archived": archived, "seconds": seconds}
+
+
+def _opened(folder: Path) -> list[imap_wal.log.Log]:
+    nodes = [f"n{number}" for number in range(1, NODES + 1)]
+    return [
+        imap_wal.log.create(folder.as_uri(), node=node, durability="os", exist_ok=True)
+        for node in nodes
+    ]
+
+
+def archive(folder: Path) -> int:
+    """Archive by the command. Returns the number of records."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "rewrite_cli.cli", "archive", str(folder), "-o", "json"],
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    return sum(node["records"] for node in json.loads(answer)["nodes"])
 
 
 if __name__ == "__main__":

@@ -20,12 +20,11 @@ sorted by key.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from imap_wal import layout
 from imap_wal.context import Context
@@ -42,6 +41,7 @@ from imap_wal.read.file_scan import SEGMENT, FileScan, from_manifest
 from imap_wal.read.proof import prove_keys
 from imap_wal.retention.archive_writer import (
     ArchiveJob,
+    Write,
     WrittenArchives,
     absorbable,
     write_archives,
@@ -67,9 +67,6 @@ class Archived:
     bytes_before: int = 0
     bytes_after: int = 0
     archives: tuple[Archive, ...] = ()
-
-
-Write: TypeAlias = Callable[[Context, ArchiveJob], WrittenArchives]
 
 
 def archive_sealed(
@@ -225,6 +222,7 @@ class _Run:
                 segment.epoch,
                 segment.number,
                 next_path=after,
+                bytes=segment.bytes,
             )
 
     def _decoded_maps(self) -> tuple[str, ...]:
@@ -302,9 +300,12 @@ ARCHIVES_BY_ITSELF = (
 )
 
 
-def archive_offline(context: Context, identity: Identity, node_folder: str) -> Archived:
-    """Turn all segments of a node's log into archives. Raises `WriterLocked` if another process is
-    writing it, and the errors of `open_node_log` and `archive_sealed`."""
+def archive_offline(
+    context: Context, identity: Identity, node_folder: str, *, write: Write = write_archives
+) -> Archived:
+    """Turn all segments of a node's log into archives. `write`: as for `archive_sealed`. Raises
+    `WriterLocked` if another process is writing it, and the errors of `open_node_log` and
+    `archive_sealed`."""
     # Opening the log cuts off a torn tail, and locks the log while the segments are removed.
     logs = ClusterLog(context, identity.namespace, identity.cluster)
     try:
@@ -316,6 +317,8 @@ def archive_offline(context: Context, identity: Identity, node_folder: str) -> A
     except WriterLocked as error:
         raise WriterLocked(error.node, error.holder, ARCHIVES_BY_ITSELF) from error
     try:
-        return archive_sealed(context, node_folder, identity.node, log.manifests, epoch=log.epoch)
+        return archive_sealed(
+            context, node_folder, identity.node, log.manifests, epoch=log.epoch, write=write
+        )
     finally:
         log.close()

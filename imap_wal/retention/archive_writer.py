@@ -4,13 +4,13 @@ docs/decisions/rewrites.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from imap_wal import layout
 from imap_wal.context import Context
@@ -68,6 +68,9 @@ class WrittenArchives:
     archives: tuple[Archive, ...]
     absorbed: tuple[Archive, ...]
     summary: Summary
+
+
+Write: TypeAlias = Callable[[Context, ArchiveJob], WrittenArchives]
 
 
 def write_archives(context: Context, job: ArchiveJob) -> WrittenArchives:

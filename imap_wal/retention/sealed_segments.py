@@ -46,6 +46,14 @@ class Summary:
             if request > requests.get(session, 0):
                 requests[session] = request
 
+    def join(self, later: Summary) -> None:
+        """Add the facts of segments that follow."""
+        self.end = max(self.end, later.end)
+        self.maps |= later.maps
+        self.metadata |= later.metadata
+        for session, request in later.requests.items():
+            self.requests[session] = max(request, self.requests.get(session, 0))
+
 
 def summarize(context: Context, scan: FileScan) -> Summary:
     """Read one segment and return its summary."""
@@ -78,22 +86,16 @@ def carried(
     manifest: NodeManifest, archived: tuple[int, int], summaries: Iterable[Summary]
 ) -> NodeManifest:
     """The manifest without the segments up to `archived`, with the facts to keep of them."""
-    requests = dict(manifest.requests)
-    metadata = list(manifest.metadata)
-    end = manifest.checkpoint
+    total = Summary(requests=dict(manifest.requests), end=manifest.checkpoint)
     for summary in summaries:
-        for session, request in summary.requests.items():
-            requests[session] = max(request, requests.get(session, 0))
-        metadata += summary.metadata
-        end = max(end, summary.end)
-    requests = manifest.known_requests(requests)
+        total.join(summary)
     archived = max(manifest.archived, archived)
     return replace(
         manifest,
         archived=archived,
-        requests=requests,
-        metadata=_carry(metadata),
-        checkpoint=end,
+        requests=manifest.known_requests(total.requests),
+        metadata=_carry([*manifest.metadata, *total.metadata]),
+        checkpoint=total.end,
     )
 
 

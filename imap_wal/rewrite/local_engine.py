@@ -11,14 +11,10 @@ instead (`ProcessEngine`).
 from __future__ import annotations
 
 import pickle
-import queue
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,8 +24,9 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.merge import MergeProgress
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import snapshot_scans
-from imap_wal.retention.other_process import OtherProcess, ProcessDied, Report, is_reachable
+from imap_wal.retention.other_process import Report, is_reachable
 from imap_wal.retention.overlap import Overlap
+from imap_wal.retention.processes import Processes, begin, processes
 from imap_wal.rewrite.columns.merge import ColumnMerge, scratch_errors
 from imap_wal.rewrite.part_writer import KeyRange, PartWriter
 from imap_wal.rewrite.plan import Merged, Result, RewritePlan, former_to_read, rewrite_folder
@@ -39,7 +36,6 @@ from imap_wal.rewrite.sorted_runs import Sizes, read_directly
 from imap_wal.rewrite.tally import Totals
 from imap_wal.rewrite.task_engine import TaskAnswer, TaskEngine, TaskWork
 from imap_wal.settings import Settings
-from storage_backends.location import Location
 from storage_backends.metered import Meter
 
 
@@ -134,9 +130,6 @@ ARCHIVES_BYTES_MIN = 512 * 1024 * 1024
 OTHERS = 8
 """Several processes are used only if the runs have at least this many times the bytes of all other
 files, because one process merges those without writing them twice."""
-WAIT_S = 600.0
-"""How long a process waits for its next task: while another process works on the last task of a
-step."""
 
 
 def useful_processes(plan: RewritePlan, settings: Settings, count: int) -> int:
@@ -177,12 +170,13 @@ class ProcessEngine(TaskEngine):
     ) -> None:
         super().__init__(sizes or sizes_of(settings, count))
         self._settings, self._count, self._progress = settings, count, progress
-        self._processes: _Processes | None = None
+        self._processes: Processes | None = None
 
     def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
         with (
             scratch_errors(self._settings),
-            _processes(plan.place, self._count, self._settings) as self._processes,
+            rewrite_folder(self._settings.scratch) as folder,
+            processes(plan.place, self._count, Path(folder)) as self._processes,
         ):
             return self._in_tasks(plan, log)
 
@@ -197,8 +191,13 @@ class ProcessEngine(TaskEngine):
         self, plan: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
     ) -> list[TaskAnswer]:
         assert self._processes is not None
+        packed = pickle.dumps(work)
+        tasks = [
+            partial(_Task, plan.namespace, plan.cluster, packed, number, task_input)
+            for number, task_input in enumerate(inputs)
+        ]
         answers: list[TaskAnswer] = []
-        for answer in self._processes.run(plan, work, inputs):
+        for _, answer in self._processes.run(tasks):
             answers.append(answer)
             if self._progress is not None:
                 done = size * len(answers) // len(inputs)
@@ -208,23 +207,18 @@ class ProcessEngine(TaskEngine):
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One task, for `OtherProcess`. `folder`: for all temporary files of its process, which removes
-    it if this process is killed. `work`: pickled once for all tasks of a step. It has the plan,
+    """One task, for `Processes`. `work`: pickled once for all tasks of a step. It has the plan,
     which grows with the number of maps and archives; so does the number of tasks."""
 
-    folder: Path
     namespace: str
     cluster: str
     work: bytes
     number: int
     task_input: Any
+    folder: Path
 
     def run(self, context: Context, report: Report) -> TaskAnswer:
-        # A process that was killed may have left files there, and one that waited too long for a
-        # task may have removed the folder.
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
-        tempfile.tempdir = str(self.folder)  # no other work is done in that process
+        begin(self.folder)
         randomness, meter = SystemRandomness(), Meter()
         log = ClusterLog(context.on(meter.on(context.store)), self.namespace, self.cluster)
         result = _work(self.work)(log, self.task_input, self.number, randomness)
@@ -242,58 +236,3 @@ class _Task:
 def _work(packed: bytes) -> TaskWork:
     """The work of the tasks of a step."""
     return cast(TaskWork, pickle.loads(packed))  # noqa: S301  # our own parent wrote it
-
-
-class _Processes:
-    """Each thread of `pool` has one of the processes while it waits for the answer."""
-
-    def __init__(self, all_: Sequence[tuple[OtherProcess, Path]], pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
-        self._free: queue.SimpleQueue[tuple[OtherProcess, Path]] = queue.SimpleQueue()
-        for process in all_:
-            self._free.put(process)
-
-    def run(self, plan: RewritePlan, work: TaskWork, inputs: Sequence[Any]) -> Iterator[TaskAnswer]:
-        """A task for each input; the answers as they come. Raises the first error of a task."""
-        packed = pickle.dumps(work)
-        waiting = [
-            self._pool.submit(self._answer, plan, packed, number, task_input)
-            for number, task_input in enumerate(inputs)
-        ]
-        for future in as_completed(waiting):
-            yield future.result()
-
-    def _answer(self, plan: RewritePlan, work: bytes, number: int, task_input: Any) -> TaskAnswer:
-        process, folder = self._free.get()
-        try:
-            task = _Task(folder, plan.namespace, plan.cluster, work, number, task_input)
-            try:
-                return cast(TaskAnswer, process.run(task))
-            except ProcessDied:  # perhaps memory ran out; its names are not used again
-                pass
-            try:
-                return cast(TaskAnswer, process.run(task))
-            except ProcessDied as error:
-                raise ProcessDied(
-                    f"{error}, and nothing was published. This was the second attempt at a task: "
-                    "if memory ran out, run the rewrite with fewer --processes"
-                ) from error
-        finally:
-            self._free.put((process, folder))
-
-
-@contextmanager
-def _processes(place: Location, count: int, settings: Settings) -> Iterator[_Processes]:
-    """Processes for the tasks of one rewrite. They end with the block, even if it raises."""
-    with rewrite_folder(settings.scratch) as folder:
-        folders = [Path(folder, str(number)) for number in range(count)]
-        for own in folders:
-            own.mkdir()
-        processes = [(OtherProcess(place, keep_s=WAIT_S, niceness=0), own) for own in folders]
-        pool = ThreadPoolExecutor(count, "imap-wal-rewrite")
-        try:
-            yield _Processes(processes, pool)
-        finally:
-            for process, _ in processes:
-                process.stop()
-            pool.shutdown(cancel_futures=True)

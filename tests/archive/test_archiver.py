@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,13 @@ from imap_wal.context import Context
 from imap_wal.errors import Closed, CorruptLog
 from imap_wal.retention import archiver, other_process
 from imap_wal.retention.archive import archive_sealed
-from imap_wal.retention.archive_writer import ArchiveJob, WrittenArchives, write_archives
-from imap_wal.retention.archiver import ArchiverProcess, writer_for
+from imap_wal.retention.archive_writer import (
+    ABSORB_MAX,
+    ArchiveJob,
+    WrittenArchives,
+    write_archives,
+)
+from imap_wal.retention.archiver import ArchiverProcess, _Portion, in_processes, writer_for
 from imap_wal.retention.other_process import OtherProcess, ProcessDied, Report
 from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore
@@ -98,6 +105,73 @@ def test_archives_are_the_same_from_another_process(tmp_path: Path) -> None:
         with imap_wal.open(f"file://{tmp_path}/{name}", node="n1") as store:
             assert len(store.map("m", raw=True)) == 300
     assert found[0] == found[1] and found[0]
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_several_processes_write_the_same_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Each reads some of the segments. Small archives of earlier runs are absorbed, and the
+    manifest keeps the requests and the end of all segments."""
+    monkeypatch.setattr(archiver, "PORTION_BYTES_MIN", 1)
+    found = []
+    for root, processes in ((tmp_path / "one", 1), (tmp_path / "more", count)):
+        log = node_log(LocalStore(str(root)))
+        for number in range(12):
+            put(log, number)
+            if number < ABSORB_MAX - 1:
+                archive(log, write_archives)
+        with in_processes(Location(root.as_uri()), processes) as write:
+            done = archive(log, write)
+        assert len(done.archives) == min(processes, 5) and done.records == 5 * 20
+        manifest = log.manifests.read()[1]
+        found.append((manifest.requests, manifest.checkpoint, manifest.archived))
+        assert len(manifest.archives) == len(done.archives), "the earlier ones are absorbed"
+        log.close()
+        with imap_wal.open(root.as_uri(), node="n1") as store:
+            assert len(store.map("m", raw=True)) == 12 * 20
+    assert found[0] == found[1] and found[0][0]
+
+
+def put(log: Any, session: int) -> None:
+    """A sealed segment with entries of one session."""
+    for number in range(20):
+        log.write(1, 1, [row(f"k{session}-{number}", "v" * 100, number + 1, session + 1)])
+    log.sync()
+    log.rotate()
+
+
+def test_a_portion_whose_process_is_killed_runs_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archiver, "PORTION_BYTES_MIN", 1)
+    log = sealed(tmp_path)
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    monkeypatch.setattr(archiver, "_Portion", partial(KilledPortion, gate))
+    with in_processes(Location(tmp_path.as_uri()), 2) as write:
+        assert archive(log, write).records == 300
+    assert len(list(gate.iterdir())) == 4, "a process more than portions, and the mark"
+    named = {each.path for each in log.manifests.read()[1].archives}
+    assert len(named) == 2
+    log.close()
+
+
+@dataclass(frozen=True)
+class KilledPortion:
+    """A portion whose first process is killed when it has stored its files."""
+
+    gate: Path
+    job: ArchiveJob
+    folder: Path
+
+    def run(self, context: Context, report: Report) -> WrittenArchives:
+        written = _Portion(self.job, self.folder).run(context, report)
+        (self.gate / str(os.getpid())).touch()
+        with suppress(FileExistsError):
+            (self.gate / "killed").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return written
 
 
 @thorough

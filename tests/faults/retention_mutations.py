@@ -6,8 +6,23 @@ from __future__ import annotations
 from tests.faults.mutation import Mutation
 
 _BACKFILLS = "tests/spark/test_backfill.py"
+_ARCHIVER = "tests/archive/test_archiver.py"
 
 OF_RETENTION = (
+    Mutation(
+        "each process of an archive run absorbs the small archives",
+        "imap_wal/retention/archiver.py",
+        "*(() for _ in groups[1:])]",
+        "*(job.archives for _ in groups[1:])]",
+        f"{_ARCHIVER}::test_several_processes_write_the_same_entries",
+    ),
+    Mutation(
+        "the requests that a second process has archived are forgotten",
+        "imap_wal/retention/sealed_segments.py",
+        "        for session, request in later.requests.items():\n",
+        "        for session, request in {}.items():\n",
+        f"{_ARCHIVER}::test_several_processes_write_the_same_entries",
+    ),
     Mutation(
         "lists that another writer is about to name are swept",
         "imap_wal/manifest/list_files.py",

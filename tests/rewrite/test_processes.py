@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,13 @@ from imap_wal.parquet import archive_rows
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
 from imap_wal.retention.other_process import ProcessDied
+from imap_wal.retention.processes import processes
 from imap_wal.rewrite import local_engine, part_writer, sorted_runs
 from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.local_engine import LocalEngine, ProcessEngine, useful_processes
-from imap_wal.rewrite.plan import Result, RewritePlan, prepare
+from imap_wal.rewrite.plan import Result, RewritePlan, prepare, rewrite_folder
 from imap_wal.rewrite.run import rewrite
+from imap_wal.rewrite.task_engine import TaskAnswer, TaskWork
 from imap_wal.settings import Settings
 from storage_backends.local import LocalStore
 from storage_backends.location import Location
@@ -123,14 +128,14 @@ def test_a_task_whose_process_is_killed_runs_once_more(tmp_path: Path, times: in
     plan = _plan(tmp_path / "root")
     (tmp_path / "scratch").mkdir()
     settings = Settings(scratch=tmp_path / "scratch")
-    with local_engine._processes(plan.place, 1, settings) as two:
+    with _tasks_in(plan, 1, settings) as two:
         work = Killed(str(gate), times)
         if times == 1:
-            assert [each.result for each in two.run(plan, work, ["a"])] == ["a"]
+            assert [each.result for each in two(work, ["a"])] == ["a"]
         else:
             error = r"ended with exit code -9; .*published.*fewer --processes"
             with pytest.raises(ProcessDied, match=error):
-                list(two.run(plan, work, ["a"]))
+                list(two(work, ["a"]))
     assert len(list(gate.iterdir())) == 2
     assert not list((tmp_path / "scratch").iterdir())
 
@@ -142,13 +147,13 @@ def test_each_attempt_has_an_empty_folder(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
     plan = _plan(tmp_path / "root")
-    with local_engine._processes(plan.place, 1, Settings(scratch=tmp_path)) as one:
+    with _tasks_in(plan, 1, Settings(scratch=tmp_path)) as one:
         work = Leaves(str(gate))
-        assert [each.result for each in one.run(plan, work, ["a"])] == [0]
+        assert [each.result for each in one(work, ["a"])] == [0]
         assert len(list(gate.iterdir())) == 2, "the first attempt was killed"
         for folder in tmp_path.glob("imap-wal-rewrite-*/*"):
             shutil.rmtree(folder)
-        assert [each.result for each in one.run(plan, work, ["a"])] == [0]
+        assert [each.result for each in one(work, ["a"])] == [0]
 
 
 @thorough
@@ -157,8 +162,8 @@ def test_tasks_of_a_step_read_one_plan(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
     plan = _plan(tmp_path / "root")
-    with local_engine._processes(plan.place, 1, Settings(scratch=tmp_path)) as one:
-        answers = one.run(plan, Counted(str(gate)), list(range(20)))
+    with _tasks_in(plan, 1, Settings(scratch=tmp_path)) as one:
+        answers = one(Counted(str(gate)), list(range(20)))
         assert sorted(each.result for each in answers) == list(range(20))
     assert len(list(gate.iterdir())) == 1
 
@@ -179,10 +184,31 @@ def test_the_error_of_a_task_ends_the_others(tmp_path: Path) -> None:
     gate.mkdir()
     with (
         pytest.raises(CorruptLog, match="a defect"),
-        local_engine._processes(plan.place, 2, Settings(scratch=tmp_path)) as two,
+        _tasks_in(plan, 2, Settings(scratch=tmp_path)) as two,
     ):
-        list(two.run(plan, Fails(str(gate)), ["waits", "fails", "waits"]))
+        list(two(Fails(str(gate)), ["waits", "fails", "waits"]))
     assert not any(_is_alive(pid) for pid in _started(gate, 2))
+
+
+@contextmanager
+def _tasks_in(
+    plan: RewritePlan, count: int, settings: Settings
+) -> Iterator[Callable[[TaskWork, list[Any]], Iterator[TaskAnswer]]]:
+    """Runs tasks of a plan in `count` processes, as a rewrite does."""
+
+    def run(work: TaskWork, inputs: list[Any]) -> Iterator[TaskAnswer]:
+        packed = pickle.dumps(work)
+        tasks = [
+            partial(local_engine._Task, plan.namespace, plan.cluster, packed, number, each)
+            for number, each in enumerate(inputs)
+        ]
+        return (answer for _, answer in others.run(tasks))
+
+    with (
+        rewrite_folder(settings.scratch) as folder,
+        processes(plan.place, count, Path(folder)) as others,
+    ):
+        yield run
 
 
 def _plan(root: Path) -> RewritePlan:

@@ -10,6 +10,9 @@ from imap_wal.context import Context
 from imap_wal.layout import Identity
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.retention.archive import archive_offline
+from imap_wal.retention.archive_writer import Write
+from imap_wal.retention.archiver import in_processes
+from imap_wal.retention.processes import processors
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.progress import Reached, working
@@ -18,11 +21,17 @@ from rewrite_cli.console.selection import Selection, selection_options
 
 @click.command()
 @selection_options(maps=False)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The most processes to use, if the log is large enough. Default: one for each processor.",
+)
 @out.dry_run_option
 @out.output_option
-def command(selection: Selection, dry_run: bool, output: str) -> None:
+def command(selection: Selection, processes: int | None, dry_run: bool, output: str) -> None:
     """Turn sealed segments into Parquet files, one per map, compressed. Only for nodes whose log no
-    service is writing (otherwise exit code 4).
+    service is writing (otherwise exit code 4). Each process needs about 400 MB of memory.
 
     A running agent or embedded store archives automatically: see archive_interval_s,
     max_total_wal_size and archive_objects in its settings.
@@ -33,7 +42,11 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
       imap-wal archive /var/lib/maps --node n1
     """
     rows: list[dict[str, Any]] = []
-    with working("archiving") as tell, selection.open(upkeep=True) as (context, clusters):
+    with (
+        working("archiving") as tell,
+        selection.open(upkeep=True) as (context, clusters),
+        in_processes(context.place, processes or processors()) as write,
+    ):
         total = sum(
             node.wal_bytes
             for view in clusters
@@ -45,7 +58,9 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
             for node in view.all_nodes:
                 if selection.wants_node(node.name):
                     tell(Reached(f"{view} {node.name}", done, total))
-                    rows.append(_plan(view, node) if dry_run else _archive(context, view, node))
+                    rows.append(
+                        _plan(view, node) if dry_run else _archive(context, view, node, write)
+                    )
                     done += node.wal_bytes
                     tell(Reached(f"{view} {node.name}", done, total))
     if output == out.JSON:
@@ -70,10 +85,10 @@ def _plan(view: ClusterState, node: NodeState) -> dict[str, Any]:
     return _row(view, node, len(segments), None, sum(segment.bytes for segment in segments), None)
 
 
-def _archive(context: Context, view: ClusterState, node: NodeState) -> dict[str, Any]:
+def _archive(context: Context, view: ClusterState, node: NodeState, write: Write) -> dict[str, Any]:
     _demand_manifest(node)
     identity = Identity(view.namespace, view.cluster, node.name)
-    done = archive_offline(context, identity, node.folder)
+    done = archive_offline(context, identity, node.folder, write=write)
     return _row(view, node, done.segments, done.records, done.bytes_before, done.bytes_after)
 
 
