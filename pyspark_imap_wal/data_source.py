@@ -33,6 +33,7 @@ from pyspark_imap_wal.options import (
     clusters_of,
     known,
 )
+from pyspark_imap_wal.plain_errors import plain_errors
 from pyspark_imap_wal.tables import catalog
 from pyspark_imap_wal.tables.schemas import (
     DECODED_COLUMNS,
@@ -57,12 +58,14 @@ class ImapWalDataSource(DataSource):
             return Options.parse(self.options)
         return with_fields(Options.parse({**catalog.recorded(columns), **self.options}), columns)
 
+    @plain_errors()
     def schema(self) -> StructType:
         if not catalog.is_new_table(self.options, self.name()):
             return _columns(self._chosen())
         options = catalog.options_of_table(self.options)
         return catalog.with_options(_columns(Options.parse(options)), options)
 
+    @plain_errors()
     def reader(self, schema: StructType) -> DataSourceReader:
         chosen = self._chosen(schema)
         of_streams = set(Options.OF_STREAMS) & set(self.options)
@@ -79,12 +82,14 @@ class ImapWalDataSource(DataSource):
             return MetadataReader(chosen, kinds)
         return ImapWalReader(chosen, kinds)
 
+    @plain_errors()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from pyspark_imap_wal.stream import ImapWalStreamReader
 
         chosen = self._chosen(schema)
         return ImapWalStreamReader(chosen, wanted(chosen, schema))
 
+    @plain_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pyspark_imap_wal.backfill_writer import ImapWalWriter, Target
 
@@ -93,10 +98,12 @@ class ImapWalDataSource(DataSource):
                 "a table of a catalog takes no rows; add entries to a log with "
                 'df.write.format("imap_wal").mode("append").option("map", …).save(url)'
             )
+        unknown = sorted({*self.options} - {*OF_WRITES})
+        if unknown:
+            raise InvalidSetting(
+                f"a backfill takes no option {', '.join(unknown)}; it takes {', '.join(OF_WRITES)}"
+            )
         chosen = self._chosen()
-        of_reads = sorted({*self.options} - {"path", "map", *_OF_WRITES})
-        if of_reads:
-            raise InvalidSetting(f"a backfill takes no option {of_reads[0]}")
         names = chosen.namespaces or ("default",), chosen.clusters or ("embedded",)
         if any(len(name) > 1 for name in (*names, chosen.maps)):
             raise InvalidSetting("a backfill writes into one cluster and, by option, one map")
@@ -111,7 +118,8 @@ def _columns(options: Options) -> StructType:
     return catalog.columns_of(options.kinds(), options.types())
 
 
-_OF_WRITES = ("namespace", "cluster", "encryption_keys")
+OF_WRITES = ("path", "map", "namespace", "cluster", "encryption_keys")
+"""The options of a backfill."""
 
 
 def with_fields(options: Options, schema: StructType) -> Options:

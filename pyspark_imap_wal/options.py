@@ -23,6 +23,7 @@ from imap_wal.security.credentials import Credentials
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.sql.columns import RESCUE, demand_misfits
 from imap_wal.sql.types import RESCUED, SIMPLE, Schema, parsed
+from pyspark_imap_wal.plain_errors import plain_errors
 from pyspark_imap_wal.tables.schemas import (
     CHANGE_COLUMNS,
     DECODED_COLUMNS,
@@ -359,12 +360,13 @@ def known(url: Place) -> Location:
 
 @contextmanager
 def opened(url: Place) -> Iterator[Context]:
-    """A root, opened as `known` says."""
-    context = open_context(known(url))
-    try:
-        yield context
-    finally:
-        context.store.close()
+    """A root, opened as `known` says. Errors within are plain."""
+    with plain_errors():
+        context = open_context(known(url))
+        try:
+            yield context
+        finally:
+            context.store.close()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,8 +38,11 @@ HIDDEN = re.compile(r"(?i)secret|password|passphrase|token|credential|(^|[._-])(
 machine can read, and Spark does not show them. Spark's own default does not match the keys of Azure
 and Google, such as `fs.azure.account.key.ACCOUNT`."""
 PYTHON = "spark.pyspark.python"
+_AT_START = {"spark.ui.showConsoleProgress": "false"}
+"""What spark-submit itself sets for Python if it is missing when the JVM starts. So its `true` of
+spark-defaults.conf has no effect."""
 _OURS = {
-    "spark.ui.showConsoleProgress": "false",
+    **_AT_START,
     "spark.log.level": "ERROR",
     "spark.redaction.regex": HIDDEN.pattern,
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -82,11 +86,13 @@ def configuration(properties: Mapping[str, str]) -> SparkConf:
         )
     refuse_connect(properties)
     shown = {name: value for name, value in properties.items() if not HIDDEN.search(name)}
-    with _python_by_name():
+    with _python_by_name(), warnings.catch_warnings():
+        # Reads do not use pandas; `toPandas` warns again.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         SparkContext._ensure_initialized(
-            conf=SparkConf(loadDefaults=False).setAll(list(shown.items()))
+            conf=SparkConf(loadDefaults=False).setAll([*{**_AT_START, **shown}.items()])
         )
-    conf = SparkConf().setAll(list(properties.items()))
+        conf = SparkConf().setAll(list(properties.items()))
     if conf.get("spark.master", SPARKS_DEFAULT) == SPARKS_DEFAULT:
         conf.setMaster(LOCAL)
     if conf.get("spark.app.name", SPARKS_NAME) == SPARKS_NAME:

@@ -63,6 +63,7 @@ from pyspark_imap_wal.options import (
     opened_log,
     why_none,
 )
+from pyspark_imap_wal.plain_errors import plain_errors
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -124,6 +125,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- on the driver ----
 
+    @plain_errors()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts. Raises the error of `Options.starts`."""
         start, places = self._first(), self._options.starts()
@@ -143,6 +145,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         state = self._state()
         return self._with_drops(Offset().moved(state, state.plain(places)), state)
 
+    @plain_errors()
     def latestOffset(  # noqa: N802
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
@@ -206,10 +209,12 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = self._options.rows_max
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
+    @plain_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read no further than the log's end now."""
         self._target = planned_again(lambda: _ends(self._open(), self._state(), {}))
 
+    @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
         first, last = Offset.from_json(start), Offset.from_json(end)
@@ -259,6 +264,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for part in by_bytes(_as_then(scans, last), options.task_bytes)
         ]
 
+    @plain_errors()
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is in Spark's checkpoint as done: prune may remove it. Raises
         `InvalidSetting` if the reader was forgotten."""

@@ -97,7 +97,7 @@ def test_a_client_reads_follows_and_adds(server: str, tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    refused = found.pop("refused")
+    refused, mistake = found.pop("refused"), found.pop("mistake")
     assert found == {
         "client": "pyspark.sql.connect.session",
         "raw": 3,
@@ -105,6 +105,8 @@ def test_a_client_reads_follows_and_adds(server: str, tmp_path: Path) -> None:
         "stream": 4,
         "table": 3,
     }
+    assert "imap_wal takes no option colour" in mistake.splitlines()[0]
+    assert "Traceback" not in mistake and "\tat " not in mistake
     assert "Spark Connect" in refused and "spark.master" in refused
     with imap_wal.open(str(target)) as store:
         assert dict(store.map("imported", raw=True).items()) == {b"k1": b"v1", b"k2": b"v2"}

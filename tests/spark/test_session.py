@@ -54,6 +54,7 @@ def started(properties: dict[str, str], **environment: str) -> dict[str, Any]:
         timeout=120,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "pandas" not in ended.stderr
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
 
@@ -79,6 +80,7 @@ def test_without_any_configuration_a_killed_worker_is_replaced() -> None:
     assert found["conf"]["spark.master"] == "local[*,4]"
     assert found["conf"]["spark.app.name"] == "imap-wal"
     assert found["conf"]["spark.ui.enabled"] == "false"
+    assert found["conf"]["spark.ui.showConsoleProgress"] == "false"
     assert found["python"] == sys.executable
 
 
@@ -91,7 +93,7 @@ def test_what_spark_submit_was_given_holds(tmp_path: Path) -> None:
     given = {
         "SPARK_CONF_DIR": str(tmp_path),
         "PYSPARK_SUBMIT_ARGS": "--master spark://b:1 --name nightly --executor-cores 3 "
-        "pyspark-shell",
+        "--conf spark.ui.showConsoleProgress=true pyspark-shell",
     }
     found = started({}, **given)
     assert found["python"] is None, "that of this machine may not be there"
@@ -100,6 +102,7 @@ def test_what_spark_submit_was_given_holds(tmp_path: Path) -> None:
     assert found["conf"]["spark.executor.memory"] == "3g"
     assert found["conf"]["spark.executor.cores"] == "3"
     assert found["conf"]["spark.log.level"] == "INFO"
+    assert found["conf"]["spark.ui.showConsoleProgress"] == "true"
     assert "spark.ui.enabled" not in found["conf"]
     found = started({"spark.master": "local[3]", "spark.pyspark.python": "/p"}, **given)
     assert found["conf"]["spark.master"] == "local[3]"

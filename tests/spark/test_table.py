@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,41 @@ def test_filters_are_pushed_to_the_files_and_checked_again(spark: Any, root: Pat
         small = spark.read.format("imap_wal").option("task_bytes", "1").load(str(root))
         assert small.where("segment >= 3").rdd.getNumPartitions() == tasks
     assert plan.count() == 4
+
+
+def test_a_mistake_in_an_option_is_one_line(spark: Any, root: Path) -> None:
+    """Without the traceback of Spark's worker. Below it, Spark writes its number for errors."""
+    rows = spark.createDataFrame([(b"k", b"v")], "key binary, value binary")
+
+    def read(**options: str) -> int:
+        return int(spark.read.format("imap_wal").options(**options).load(str(root)).count())
+
+    def write(**options: str) -> None:
+        rows.write.format("imap_wal").mode("append").options(**options).save(str(root))
+
+    def follow(**options: str) -> None:
+        spark.readStream.format("imap_wal").options(**options).load(str(root))
+
+    of_writes = "path, map, namespace, cluster, encryption_keys"
+    for ask, options, said in (
+        (read, {"mode": "newest"}, "mode is 'newest'; it takes raw or latest"),
+        (read, {"map": "order"}, "no map 'order'; found: orders, other"),
+        (follow, {"voided": "x"}, "voided is 'x'; it takes fail or ignore"),
+        (write, {"map": "m", "as_of": "2h"}, f"no option as_of; it takes {of_writes}"),
+    ):
+        with pytest.raises(Exception, match=said) as raised:
+            ask(**options)
+        text, *more = str(raised.value).splitlines()
+        assert said in text and [line.split()[0] for line in more] == ["SQLSTATE:"]
+
+
+def test_rows_reach_pandas_without_a_warning(spark: Any, root: Path) -> None:
+    """`toPandas` of Spark 4.3 warns about pandas 3."""
+    read = spark.read.format("imap_wal").option("map", "orders").load(str(root))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read.toArrow().to_pandas()
+    assert list(found["key"]) == [b"k0", b"k1", b"k2", b"k3"]
 
 
 def test_only_named_columns_are_read(spark: Any, root: Path) -> None:

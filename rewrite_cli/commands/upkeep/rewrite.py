@@ -330,9 +330,7 @@ class _Engines:
         if self.name == "spark":
             from pyspark_imap_wal.rewrite_engine import SparkEngine
 
-            # Spark's own progress bar would interrupt our lines.
-            quiet = {"spark.ui.showConsoleProgress": "false", **self.properties}
-            return SparkEngine(properties=quiet, progress=step)
+            return SparkEngine(properties=self.properties, progress=step)
         from imap_wal.rewrite.local_engine import LocalEngine
 
         return LocalEngine(progress=progress, processes=self.processes)

@@ -1,0 +1,36 @@
+"""Errors of imap-wal in Spark: one line, without the traceback of the Python worker.
+
+Spark shows the traceback of a worker's error in front of its text, also for a misspelt option.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from imap_wal.errors import ImapWalError
+from storage_backends import StorageError
+
+HIDE = "SPARK_HIDE_TRACEBACK"
+"""A worker looks at this variable when it sends an error, and ends after that. So the variable
+changes no other error."""
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Around a method that Spark calls. The text of an error of imap-wal says what to do. All
+    others keep their traceback."""
+    try:
+        yield
+    except (ImapWalError, StorageError):
+        if _is_worker():
+            os.environ[HIDE] = "1"
+        raise
+
+
+def _is_worker() -> bool:
+    """Whether Spark started this process. In a driver, a JVM could inherit the variable."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    return module is not None and module.name.startswith("pyspark.")
