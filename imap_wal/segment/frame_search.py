@@ -53,11 +53,12 @@ _AFTER_TYPE = 11
 
 class FrameSearch:
     """`data`: the bytes from offset `base` of a segment. `seed`: the start of its frames' CRCs.
-    `written`: only zeros follow this offset, so no frame begins there; 0: not known."""
+    `zeros`: how many zeros follow `data` in the segment. No frame begins there, but one can end
+    there."""
 
-    def __init__(self, seed: int, data: bytes, base: int = 0, written: int = 0) -> None:
-        self._seed, self._data, self._base = seed, data, base
-        self._until = min(len(data), written - base + _AFTER_TYPE) if written else len(data)
+    def __init__(self, seed: int, data: bytes, base: int = 0, zeros: int = 0) -> None:
+        self._seed, self._base, self._size = seed, base, len(data) + zeros
+        self._data = data + bytes(min(zeros, _AFTER_TYPE))
         self._marks = array("I", [0])
         self.hashed = 0
         """Bytes hashed so far: the cost of the search."""
@@ -66,7 +67,7 @@ class FrameSearch:
         """Whole frames that begin at or after `offset`, in order."""
         data, base = self._data, self._base
         at = offset - base
-        while (match := _PLAUSIBLE.search(data, at + _TYPE_AT, self._until)) is not None:
+        while (match := _PLAUSIBLE.search(data, at + _TYPE_AT)) is not None:
             at = match.start() - _TYPE_AT
             frame = self._frame(at, base + at)
             if frame is not None:
@@ -82,7 +83,7 @@ class FrameSearch:
         lower offsets."""
         data, base = self._data, self._base
         at = offset - base
-        while (match := _PLAUSIBLE.search(data, at + _TYPE_AT, self._until)) is not None:
+        while (match := _PLAUSIBLE.search(data, at + _TYPE_AT)) is not None:
             at = match.start() - _TYPE_AT
             body = at + FRAME_HEADER_BYTES
             synced = int.from_bytes(data[body : body + SYNCED_BYTES], "little")
@@ -97,8 +98,10 @@ class FrameSearch:
         length, checksum, type_count = FRAME_HEADER.unpack_from(data, at)
         body = at + FRAME_HEADER_BYTES
         end = body + length
-        if length < SYNCED_BYTES or end > len(data):
+        if length < SYNCED_BYTES or end > self._size:
             return None
+        if end > len(data):
+            data = self._data = data + bytes(self._size - len(data))
         synced = int.from_bytes(data[body : body + SYNCED_BYTES], "little")
         if synced > offset:
             return None

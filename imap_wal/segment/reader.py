@@ -146,8 +146,8 @@ class SegmentReader:
         written = self._written(size)
         if not written:
             return SegmentTail("clean", self.end, size)
-        data = self._store.read(self.path, self.end, size - self.end)
-        search = FrameSearch(self._seed, data, self.end, written)
+        data = self._store.read(self.path, self.end, written - self.end)
+        search = FrameSearch(self._seed, data, self.end, size - written)
         frames = list(search.after(self.end + 1))
         synced = max([self.synced, *(frame.synced for frame in frames)])
         cut_bytes = 0

@@ -165,6 +165,20 @@ OF_ENTRIES = (
         "tests/cli/test_any_entry.py::test_a_key_without_text_is_no_missing_key",
     ),
     Mutation(
+        "frames that a writer appends while a reader looks are damage to wait for",
+        "imap_wal/read/scan.py",
+        "                end = self._appended(reader)  # while the tail was examined\n",
+        "",
+        "tests/restore/test_late_bytes.py::test_synced_frames_of_a_busy_writer_are_no_damage",
+    ),
+    Mutation(
+        "a search for frames forgets those that end in zeros",
+        "imap_wal/segment/frame_search.py",
+        "end > self._size",
+        "end > len(data)",
+        "tests/unit/test_segment.py::test_a_frame_that_ends_in_zeros_is_found_after_damage",
+    ),
+    Mutation(
         "a reader warns of a torn commit at its first look",
         "imap_wal/read/scan.py",
         "pause = None if scan.next_path else next(pauses, None)",

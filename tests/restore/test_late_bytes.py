@@ -17,6 +17,7 @@ from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore
+from storage_backends.gated import GatedStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.kit.hooked import Hooked
@@ -109,3 +110,31 @@ def test_a_busy_writer_keeps_no_reader(
     with caplog.at_level(logging.WARNING):
         found = keys(store)
     assert 3 < len(found) < 20 and not caplog.messages
+
+
+class _Busy(GatedStore):
+    """Its writer appends and syncs whenever a reader examines what follows the last frame."""
+
+    def __init__(self, inner: SegmentStore, log: NodeLog) -> None:
+        super().__init__(inner)
+        self._log, self.looks, self._requests = log, 0, itertools.count(1)
+
+    def size(self, path: str) -> int:
+        self.looks += 1
+        for number in itertools.islice(self._requests, 2 if self.looks < 50 else 0):
+            append(self._log, put(f"k{number}", "1", (1, 1, 1, number)))
+        return super().size(path)
+
+
+def test_synced_frames_of_a_busy_writer_are_no_damage(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a reader finds after the end was written while it looked. It looked until nothing was
+    written meanwhile, and paused each time."""
+    pauses: list[float] = []
+    monkeypatch.setattr("imap_wal.read.scan.time.sleep", pauses.append)
+    log = node(memory)
+    append(log, put("first", "1", (1, 1, 1, 0)))
+    store = _Busy(memory, log)
+    assert cluster(store).ends()["n1"].frame > 0
+    assert store.looks == scan_module.LOOKS_MAX + 1 and not pauses

@@ -219,6 +219,25 @@ def test_the_header_is_safe_before_the_first_frame_is_written(memory: MemoryStor
     assert writer.synced == writer.size == len(header().encode())
 
 
+def test_a_frame_that_ends_in_zeros_is_found_after_damage(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros at the end of a segment are not read again. They can be those of a value."""
+    monkeypatch.setattr("imap_wal.segment.reader.WINDOW_BYTES", 64)
+    writer = SegmentWriter(memory, PATH, header())
+    first = writer.append(format.ENTRIES, 1, [b"x" * 40])
+    second = writer.append(format.ENTRIES, 1, [b"y" * 10 + bytes(300)])
+    writer.close()
+    data = bytearray(memory.read(PATH))
+    data[first + 20] ^= 1
+    for more in (0, 1, 500):
+        overwrite(memory, PATH, bytes(data) + bytes(more))
+        reader = SegmentReader(memory, PATH)
+        assert list(reader.frames(NO_KEYS)) == []
+        tail = reader.tail()
+        assert (tail.frames_after, tail.last_after) == (1, second)
+
+
 def test_sealing_frees_preallocated_space(memory: MemoryStore) -> None:
     writer = SegmentWriter(memory, PATH, header(), 4096)
     writer.append(format.ENTRIES, 1, [row("a", "1")])
@@ -382,7 +401,9 @@ def test_every_whole_frame_after_damage_is_found_for_any_value(
     assert found == kept
     assert reader.tail().frames_after == len([start for start in kept if start > reader.end])
     preallocated = bytes(data) + bytes(300)
-    search = FrameSearch(header().checksum_seed, preallocated, written=len(data))
+    stripped = preallocated.rstrip(b"\0")
+    zeros = len(preallocated) - len(stripped)
+    search = FrameSearch(header().checksum_seed, stripped, zeros=zeros)
     assert [frame.offset for frame in search.after(first)] == [
         start for start in kept if start >= first
     ]
