@@ -4,6 +4,9 @@ is."""
 from __future__ import annotations
 
 import errno
+import select
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +26,17 @@ def writing(target: object = STDOUT) -> Iterator[None]:
         if error.errno == errno.EPIPE:
             raise
         raise _failure(target, error) from error
+
+
+def closed_within(seconds: float) -> bool:
+    """Wait; return early with True if nothing reads the output any more."""
+    try:
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # not a file
+        threading.Event().wait(seconds)
+        return False
+    return bool(watched.poll(seconds * 1000))
 
 
 def _failure(target: object, error: OSError) -> Exception:

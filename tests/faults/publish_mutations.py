@@ -8,6 +8,8 @@ _PUBLICATION, _LOG = "imap_wal/publish/publication.py", "imap_wal/publish/delta_
 _ICEBERG, _FILES = "imap_wal/publish/iceberg.py", "imap_wal/publish/snapshot_files.py"
 _TESTS, _OF_ICEBERG = "tests/publish/test_delta.py", "tests/publish/test_iceberg.py"
 _PROCESSES = "tests/publish/test_several_processes.py"
+_FOLLOWING = "imap_wal/publish/following.py"
+_OF_FOLLOWING = "tests/publish/test_following.py"
 
 OF_PUBLISHED = (
     Mutation(
@@ -224,5 +226,41 @@ OF_PUBLISHED = (
         '    return not {source_of("", path) for path in former.files} <= files\n',
         "    return not files\n",
         f"{_OF_ICEBERG}::test_another_history_with_the_same_generation_is_refused",
+    ),
+    Mutation(
+        "a follower publishes although nothing has changed",
+        _FOLLOWING,
+        "        self._ends = ends\n        return published\n",
+        "        return published\n",
+        f"{_OF_FOLLOWING}::test_a_round_publishes_what_has_changed",
+    ),
+    Mutation(
+        "a follower forgets a publication that failed after its rewrite",
+        _FOLLOWING,
+        '        with turn(self._log, "imap-wal publish --follow", self._waits):\n',
+        "        self._ends = ends\n"
+        '        with turn(self._log, "imap-wal publish --follow", self._waits):\n',
+        f"{_OF_FOLLOWING}::test_a_round_after_an_error_does_what_was_left",
+    ),
+    Mutation(
+        "a follower keeps the files of all versions",
+        _FOLLOWING,
+        "            remove_former(self._log)\n",
+        "",
+        f"{_OF_FOLLOWING}::test_former_files_go_with_their_versions",
+    ),
+    Mutation(
+        "a follower makes a table again that was dropped",
+        _FOLLOWING,
+        "again=name not in self._made",
+        "again=True",
+        f"{_OF_FOLLOWING}::test_a_table_that_was_dropped_stays_so",
+    ),
+    Mutation(
+        "a follower makes an empty log where one was",
+        _FOLLOWING,
+        "        if not ends:",
+        "        if False:",
+        f"{_OF_FOLLOWING}::test_the_command_continues_after_an_error",
     ),
 )

@@ -58,15 +58,15 @@ def plain(store: SegmentStore) -> NodeLog:
     return log
 
 
-def table(store: SegmentStore) -> DeltaState:
-    return DeltaLog(store, FOLDER).read()
+def table(store: SegmentStore, folder: str = FOLDER) -> DeltaState:
+    return DeltaLog(store, folder).read()
 
 
-def rows(store: SegmentStore) -> dict[str, str]:
+def rows(store: SegmentStore, folder: str = FOLDER) -> dict[str, str]:
     """Key → value of the rows of the table."""
     found: list[tuple[str, str]] = []
-    for path, content in table(store).files.items():
-        data = store.read(f"{FOLDER}/{path}")
+    for path, content in table(store, folder).files.items():
+        data = store.read(f"{folder}/{path}")
         assert len(data) == content["size"]
         read = pq.read_table(io.BytesIO(data)).to_pylist()
         assert len(read) == json.loads(content["stats"])["numRecords"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import select
-import sys
-import threading
 from collections.abc import Iterator
 
 import click
@@ -23,6 +20,7 @@ from rewrite_cli.console.failures import CLEAN, FINDINGS
 from rewrite_cli.console.output import note
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration
+from rewrite_cli.console.written import closed_within
 from rewrite_cli.entries.keys import KeyType, matcher
 from rewrite_cli.entries.left_out import unread
 from rewrite_cli.entries.lines import Line, show
@@ -116,17 +114,6 @@ def command(
         missing = any(follower.lacks_a_log for follower in followers)
     matches.note_unreadable()
     return losses.end() or (FINDINGS if missing and not follow else CLEAN)
-
-
-def closed_within(seconds: float) -> bool:
-    """Wait; return early with True if nothing reads the output any more."""
-    try:
-        watched = select.poll()
-        watched.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # not a file
-        threading.Event().wait(seconds)
-        return False
-    return bool(watched.poll(seconds * 1000))
 
 
 # New entries of a log as they are appended, of all nodes: across rotations, archives, takeovers and

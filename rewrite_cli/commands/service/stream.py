@@ -28,12 +28,12 @@ from imap_wal.stream.transaction import name_in
 from imap_wal.workers.endpoint import Endpoint
 from imap_wal.workers.network import TCP, Certificates, NetworkEndpoint
 from imap_wal.workers.server import CONNECTIONS_MAX
-from rewrite_cli.commands.reading.tail import closed_within
 from rewrite_cli.commands.service.serve import serve as run_server
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import url_argument
 from rewrite_cli.console.times import Duration
+from rewrite_cli.console.written import closed_within
 from storage_backends.location import Location
 
 ASK_S = 10.0

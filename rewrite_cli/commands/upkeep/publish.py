@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from imap_wal.errors import ImapWalError
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
-from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.failures import Failed, message
 from rewrite_cli.console.selection import Selection, selection_options
-from rewrite_cli.console.times import iso
+from rewrite_cli.console.times import Duration, iso
+from rewrite_cli.console.written import closed_within
+from storage_backends import StorageError
 
-if TYPE_CHECKING:  # it needs pyarrow
+if TYPE_CHECKING:  # they need pyarrow
+    from imap_wal.publish.following import TableFollower
     from imap_wal.publish.publication import PublishedTable
 
 
@@ -45,6 +49,19 @@ if TYPE_CHECKING:  # it needs pyarrow
     help="Whether each later rewrite of the map also publishes this table. --by-hand publishes "
     "nothing now.",
 )
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Rewrite the map and publish it again after each --interval with changes.",
+)
+@click.option(
+    "--interval",
+    type=Duration(),
+    default="1m",
+    show_default=True,
+    help="With --follow: the pause between two publications.",
+)
 @out.dry_run_option
 @out.output_option
 def command(
@@ -54,6 +71,8 @@ def command(
     table: str | None,
     keep: int,
     each_rewrite: bool | None,
+    follow: bool,
+    interval: float,
     dry_run: bool,
     output: str,
 ) -> None:
@@ -67,6 +86,12 @@ def command(
     without them. Expired entries may still be rows: the condition that is printed leaves them out.
     An encrypted log cannot be published.
 
+    With --follow, the table follows the map until Ctrl-C: each round rewrites the map, publishes
+    it, and removes former snapshot files that no reader needs. In JSON, each version is one line. A
+    kill at any point leaves the former version or the new one; the next start continues. After the
+    first round, an error is printed, and the next round tries again. A query may take --interval
+    times --keep.
+
     \b
     Other programs must not delete files of the log:
       Delta     no VACUUM with a retention shorter than that of the table
@@ -79,8 +104,9 @@ def command(
       imap-wal publish s3://bucket/maps --cluster eu --map orders --delta --keep 10
       imap-wal publish s3://bucket/maps --map orders --iceberg lake --table shop.orders
       imap-wal publish /var/lib/maps --map orders --delta --each-rewrite
+      imap-wal publish /var/lib/maps --map orders --delta --follow --interval 5m
     """
-    if not (selection.maps or delta or iceberg or table or each_rewrite is not None):
+    if not (selection.maps or delta or iceberg or table or follow or each_rewrite is not None):
         _show_recorded(selection, output)
         return
     if not selection.maps:
@@ -91,6 +117,11 @@ def command(
         raise click.UsageError("name the kind of the table: --delta or --iceberg")
     if table is not None and (not table or delta or len(selection.maps) > 1):
         raise click.UsageError("--table needs a name, --iceberg and one --map")
+    if follow:
+        if dry_run or each_rewrite is not None:
+            raise click.UsageError("--follow excludes --dry-run, --each-rewrite and --by-hand")
+        _follow(selection, iceberg, table or "", keep, interval, output)
+        return
     from imap_wal.publish.publication import publish
     from imap_wal.publish.recorded import record, table_of, text_of
 
@@ -127,6 +158,59 @@ def command(
             f"{selection.url}: map {', '.join(map(repr, left))} has no snapshot to publish: run "
             "`imap-wal rewrite` first"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    cluster: str
+    tables: TableFollower
+
+
+def _follow(
+    selection: Selection, iceberg: str | None, table: str, keep: int, interval: float, output: str
+) -> None:
+    from imap_wal.publish.following import TableFollower
+    from imap_wal.publish.recorded import text_of
+    from imap_wal.rewrite.local_engine import LocalEngine
+
+    with selection.open(upkeep=True) as (context, clusters):
+        followed = []
+        for view in clusters:
+            log = ClusterLog.of(context, view)
+            tables = {name: text_of(log, name, iceberg, table) for name in selection.maps}
+            follower = TableFollower(
+                log, tables, LocalEngine, keep, lambda holder: out.note(f"waiting for {holder}")
+            )
+            followed.append(_Followed(str(view), follower))
+        try:
+            for each in followed:
+                _round(each, output)
+            while not closed_within(interval):
+                for each in followed:
+                    try:
+                        _round(each, output)
+                    except (ImapWalError, StorageError) as error:
+                        _show_error(each.cluster, message(error), output)
+        except KeyboardInterrupt:
+            return
+
+
+def _round(followed: _Followed, output: str) -> None:
+    """Print the new versions."""
+    for table in followed.tables.round():
+        if output == out.JSON and table.is_new:
+            out.print_line(_json(followed.cluster, table))
+        elif table.is_new:
+            out.echo(
+                f"{iso(table.until_ms)} {followed.cluster} {table.map}: version {table.version}, "
+                f"{table.rows:,} rows, {table.added} files added, {table.removed} removed"
+            )
+
+
+def _show_error(cluster: str, error: str, output: str) -> None:
+    if output == out.JSON:
+        out.print_line({"cluster": cluster, "error": error})
+    out.note(f"{cluster}: {error}; the next round tries again")
 
 
 def _show_recorded(selection: Selection, output: str) -> None:

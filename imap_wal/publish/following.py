@@ -1,0 +1,72 @@
+"""A table that follows its map. Each round is a rewrite of the map and a publication:
+
+    the logs end where they did before ─▶ nothing to do
+    otherwise ─▶ rewrite: reads what is new, writes the ranges of keys that changed
+              ─▶ publish: one version of the table, which names the positions up to which it is
+              ─▶ the files of former snapshots that no query needs are deleted
+
+A process that is killed at any point leaves the former version or the new one. Its next round, or
+that of another process, continues from the positions in the log's manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from imap_wal.errors import NoSuchLog
+from imap_wal.format import Position
+from imap_wal.publish.publication import PublishedTable, publish
+from imap_wal.publish.recorded import table_of
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.retention.snapshots import remove_former
+from imap_wal.rewrite.plan import Engine
+from imap_wal.rewrite.run import rewrite
+from imap_wal.rewrite.turn import turn
+
+
+class TableFollower:
+    """Publishes maps of one log, round by round. `tables`: map → its table, as
+    `imap_wal.publish.recorded.text_of`. `engine`: makes the engine of a rewrite. `keep`: as for
+    `publish`. `waits`: called with the name of another process that rewrites this log, for which a
+    round waits."""
+
+    def __init__(
+        self,
+        log: ClusterLog,
+        tables: Mapping[str, str],
+        engine: Callable[[], Engine],
+        keep: int,
+        waits: Callable[[str], None],
+    ) -> None:
+        self._log, self._tables, self._engine = log, tables, engine
+        self._keep, self._waits = keep, waits
+        self._ends: dict[str, Position] | None = None
+        """Where the logs ended before the last round that published everything."""
+        self._made: set[str] = set()
+        """The maps whose tables were there after a round. If one is dropped, it stays so."""
+
+    def round(self) -> list[PublishedTable]:
+        """One round. Returns the tables of the maps that have entries; none if no log has changed.
+        Raises `NoSuchLog`, and the errors of `rewrite` and `publish`; the next round does what was
+        left."""
+        ends = self._log.ends(self._ends)
+        if not ends:  # a rewrite would make a manifest for it
+            raise NoSuchLog(
+                f"{self._log.store.url}: the log in {self._log.folder} is no longer there; bring "
+                "it back, or end this process"
+            )
+        if ends == self._ends:
+            return []
+        with turn(self._log, "imap-wal publish --follow", self._waits):
+            rewrite(self._log, self._engine(), maps=self._tables)
+            snapshots = self._log.manifest().snapshots
+            published = [self._publish(name) for name in self._tables if name in snapshots]
+            remove_former(self._log)
+        self._ends = ends
+        return published
+
+    def _publish(self, name: str) -> PublishedTable:
+        table = table_of(self._log, name, self._tables[name])
+        done = publish(self._log, name, table, keep=self._keep, again=name not in self._made)
+        self._made.add(name)
+        return done
