@@ -8,7 +8,7 @@ _PUBLICATION, _LOG = "imap_wal/publish/publication.py", "imap_wal/publish/delta_
 _ICEBERG, _FILES = "imap_wal/publish/iceberg.py", "imap_wal/publish/snapshot_files.py"
 _TESTS, _OF_ICEBERG = "tests/publish/test_delta.py", "tests/publish/test_iceberg.py"
 _PROCESSES = "tests/publish/test_several_processes.py"
-_FOLLOWING = "imap_wal/publish/following.py"
+_FOLLOWING = "imap_wal/rewrite/following.py"
 _OF_FOLLOWING = "tests/publish/test_following.py"
 
 OF_PUBLISHED = (

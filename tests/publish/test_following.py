@@ -18,8 +18,8 @@ import imap_wal
 from imap_wal.clock import SeededRandomness
 from imap_wal.context import Context, open_context
 from imap_wal.errors import InvalidSetting
-from imap_wal.publish.following import TableFollower
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.following import TableFollower
 from imap_wal.rewrite.local_engine import LocalEngine
 from rewrite_cli.cli import group
 from storage_backends import SegmentStore, Unavailable, open_store

@@ -19,8 +19,8 @@ from rewrite_cli.console.written import closed_within
 from storage_backends import StorageError
 
 if TYPE_CHECKING:  # they need pyarrow
-    from imap_wal.publish.following import TableFollower
     from imap_wal.publish.publication import PublishedTable
+    from imap_wal.rewrite.following import TableFollower
 
 
 @click.command()
@@ -169,8 +169,8 @@ class _Followed:
 def _follow(
     selection: Selection, iceberg: str | None, table: str, keep: int, interval: float, output: str
 ) -> None:
-    from imap_wal.publish.following import TableFollower
     from imap_wal.publish.recorded import text_of
+    from imap_wal.rewrite.following import TableFollower
     from imap_wal.rewrite.local_engine import LocalEngine
 
     with selection.open(upkeep=True) as (context, clusters):
