@@ -44,7 +44,7 @@ class ConsumerProgress:
     acknowledged transactions it has not applied; None: not known. `process`: which process runs it;
     "": none. `skipped`, `failures`: transactions that were skipped, and attempts that failed, since
     this process started it. `failure`: why it has stopped; "": it has not. `age_s`: seconds since
-    the mark was reported."""
+    a process reported this partition; None: none has."""
 
     consumer: str
     partition: int
@@ -55,7 +55,7 @@ class ConsumerProgress:
     skipped: int
     failures: int
     failure: str
-    age_s: float
+    age_s: float | None
 
     @property
     def is_running(self) -> bool:
@@ -73,7 +73,7 @@ class StreamProgress:
 
 
 @dataclass(slots=True)
-class _Said:
+class _Report:
     name: str
     applied: Applied
     at: float
@@ -90,7 +90,7 @@ class _Said:
         return self.applied.id is not None, self.at
 
 
-_Rows = dict[bytes, _Said]
+_Rows = dict[bytes, _Report]
 """Process → what it has reported of one partition."""
 
 
@@ -110,14 +110,14 @@ class ProgressTable:
         """A process runs a consumer. `name`: of the process. `applied`: all partitions that it
         applies now; if the consumer has stopped because of a `failure`, those that it applied."""
         now = self._clock.monotonic()
-        said = {each.partition: each for each in applied if each.partition in self._partitions}
+        reported = {each.partition: each for each in applied if each.partition in self._partitions}
         with self._mutex:
             if consumer not in self._consumers:
                 if len(self._consumers) >= CONSUMERS_MAX:
                     return
                 self._consumers[consumer] = {of: {} for of in self._partitions}
             for partition, of_partition in self._consumers[consumer].items():
-                former, applies = of_partition.get(process), said.get(partition)
+                former, applies = of_partition.get(process), reported.get(partition)
                 if applies is None:
                     if former is not None:
                         former.has_left = True
@@ -125,7 +125,7 @@ class ProgressTable:
                     if applies.id is None:
                         applies = applies._replace(id=_last_id(of_partition, process, now))
                     shown = name[:NAME_MAX], applies, now, failure[:TEXT_MAX]
-                    of_partition[process] = _Said(*shown)
+                    of_partition[process] = _Report(*shown)
                     self._count += former is None
             self._forget(consumer, now)
 
@@ -170,10 +170,12 @@ def _last_id(rows: _Rows, process: bytes, now: float) -> int | None:
 
 
 def _progress(
-    consumer: str, partition: int, row: _Said | None, now: float, newest: int
+    consumer: str, partition: int, row: _Report | None, now: float, newest: int
 ) -> ConsumerProgress:
     if row is None:
-        row = _Said("", Applied(partition), now)
+        return ConsumerProgress(
+            consumer, partition, None, newest, None, "", 0, 0, failure="", age_s=None
+        )
     mark = row.applied.id
     return ConsumerProgress(
         consumer,

@@ -153,9 +153,9 @@ class ServedStream:
                 return self._partition(of).archive()
             case ["share" | "leave", str(consumer), bytes(process), str(name), applied,
                   str(failure), bool(shared)] if len(process) == 16:  # fmt: skip
-                said = self._applied(applied)
+                reported = self._applied(applied)
                 check_consumer(consumer)
-                self._progress.note(consumer, process, name, said, failure)
+                self._progress.note(consumer, process, name, reported, failure)
                 leaves = request[0] == "leave"
                 if leaves:
                     self._progress.leave(consumer, process)
@@ -165,7 +165,7 @@ class ServedStream:
                 if leaves or failure:  # others apply its partitions
                     shares.leave(process)
                     return []
-                return shares.ask(process, [each.partition for each in said])
+                return shares.ask(process, [each.partition for each in reported])
             case ["progress"]:
                 now = self.progress()
                 return now.process, now.newest, [[*asdict(row).values()] for row in now.consumers]
@@ -179,7 +179,7 @@ class ServedStream:
     def _applied(self, applied: Any) -> list[Applied]:
         """What a process reports of the partitions that it applies."""
         match applied:
-            case list() if len(applied) <= len(self._partitions) and all(map(_is_said, applied)):
+            case list() if len(applied) <= len(self._partitions) and all(map(_is_applied, applied)):
                 return [Applied(self._partition(of).number, *rest) for of, *rest in applied]
         raise NotUnderstood("the partitions that a consumer applies are not understood")
 
@@ -249,7 +249,7 @@ def _mark(partition: int, at: Any) -> Mark:
     raise NotUnderstood(f"{at!r} is not a mark")
 
 
-def _is_said(applied: Any) -> bool:
+def _is_applied(applied: Any) -> bool:
     match applied:
         case [int(), int() | None, int(), int()]:
             return all(number is None or 0 <= number < 2**63 for number in applied)

@@ -481,7 +481,8 @@ def _asked(
 
 
 def _consumer_cells(row: ConsumerProgress) -> list[Any]:
-    applied_by = row.process or f"none for {out.duration(row.age_s)}"
+    since = "" if row.age_s is None else f" for {out.duration(row.age_s)}"
+    applied_by = row.process or f"none{since}"
     if row.failure:
         applied_by = f"{row.process or 'none'}, stopped"
     return [
