@@ -22,6 +22,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.handler import READS, RequestHandler
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
+from imap_wal.agent.membership.reader_stalls import Stall
 from imap_wal.agent.mender import AgentLog
 from imap_wal.agent.monitoring.health import why_log_failed, why_not_ready
 from imap_wal.agent.monitoring.listener import HttpListener
@@ -304,6 +305,7 @@ class Agent:
         committer, claims, start = log.writer.committer, log.sessions.claims, log.sessions.start
         failure, now = committer.failure, self._clock.monotonic()
         router, (members, superseded) = self._router, log.sessions.connected()
+        stalls = log.sessions.stalls
         return AgentSnapshot(
             namespace=config.namespace,
             cluster=config.cluster,
@@ -335,6 +337,9 @@ class Agent:
             absent=log.sessions.absent,
             compaction_age_s=self._age_s(log.sessions.upkeep.compacted_ms),
             backup_age_s=self._age_s(log.sessions.upkeep.backed_up_ms),
+            unread_bytes={name: stall.unread_bytes for name, stall in stalls.streams.items()},
+            stalled_s={name: self._stalled_s(stall) for name, stall in stalls.streams.items()},
+            tables_stalled_s=max(map(self._stalled_s, stalls.tables.values()), default=None),
             clock_skew_ms=log.sessions.clocks.skew_ms,
             clock_doubt=log.sessions.clocks.doubt,
             waiting_seconds=start.waiting_s(),
@@ -361,6 +366,9 @@ class Agent:
 
     def _age_s(self, at_ms: int) -> float | None:
         return max(0, self._clock.now_ms() - at_ms) / 1000 if at_ms else None
+
+    def _stalled_s(self, stall: Stall) -> float:
+        return self._age_s(stall.since_ms) or 0.0
 
     def statistics(self) -> dict[str, Any]:
         """The answer to `stat`, in plain values. It may ask the storage for the newest claim."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from imap_wal.format import START, Position
@@ -29,15 +29,18 @@ class ReaderLag:
     updated_ms: int
 
 
-def lags(log: ClusterLog, state: ClusterState) -> Iterator[ReaderLag]:
-    """For each reader and each node whose log is there; not for published tables. Reads the end
-    of each newest segment. Raises `NotFound` if the log changes too fast."""
+def lags(
+    log: ClusterLog, state: ClusterState, since: Mapping[str, Position] | None = None
+) -> Iterator[ReaderLag]:
+    """For each reader and each node of `state` whose log is there; not for published tables. Reads
+    the end of each newest segment; less of it with `since`, the ends that were found before. Raises
+    `NotFound` if the log changes too fast."""
     readers = {
         name: reader
         for name, reader in sorted(readers_of(log.store, log.folder).items())
         if not reader.files_only
     }
-    ends = log.ends(state=state) if readers else {}
+    ends = log.ends(since, state) if readers else {}
     for name, reader in readers.items():
         for node, end in ends.items():
             position = reader.positions.get(node, START)

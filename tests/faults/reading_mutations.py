@@ -75,4 +75,11 @@ OF_READING = (
         "        since = 0\n",
         "tests/spark/test_metadata_tables.py::test_readers_have_what_they_have_not_read",
     ),
+    Mutation(
+        "an idle time counts as a stall of a reader",
+        "imap_wal/agent/membership/reader_stalls.py",
+        "    began_ms = 0 if former is None else former.since_ms or now_ms\n",
+        "    began_ms = 0 if former is None else former.since_ms\n",
+        "tests/agent/test_reader_stalls.py::test_a_stall_begins_with_the_first_unread_change",
+    ),
 )

@@ -16,6 +16,7 @@ from imap_wal.agent.access.peers import LOCAL, Peer
 from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
 from imap_wal.agent.membership.clocks import Clocks
 from imap_wal.agent.membership.liveness import SignOfLife, SignWatch
+from imap_wal.agent.membership.reader_stalls import ReaderStalls
 from imap_wal.agent.membership.reports import Reports
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.agent.membership.upkeep import Upkeep
@@ -116,6 +117,8 @@ class SessionRegistry:
         agent now; none with `start_policy` partial. Replaced as a whole."""
         self.upkeep = Upkeep()
         """Replaced as a whole."""
+        self.stalls = ReaderStalls()
+        """Replaced as a whole."""
         self.start = Start(node, rules, watch, log.clock)
         self.claims = Claims(log, cluster, self.start)
         self._by_plugin: dict[tuple[str, int], Session] = {}
@@ -183,6 +186,7 @@ class SessionRegistry:
         if self._belonging is not None:
             running = self.clocks.seen | {self._log.identity.node}
             self.absent = tuple(node for node in self._belonging() if node not in running)
+        self.stalls = self.stalls.newer(self._cluster, self._log.identity.node)
 
     def writers(self, losses: int) -> tuple[int, int]:
         """The fewest acknowledging logs and the fewest losses among the sessions that may append,

@@ -279,6 +279,29 @@ MAINTENANCE: tuple[AgentMetric, ...] = (
         "Seconds since the last whole backup of the log ended; absent if there was none.",
         lambda now: now.backup_age_s,
     ),
+    AgentMetric(
+        "imap_wal_reader_unread_bytes",
+        "gauge",
+        "Bytes of this node's log that the registered reader, such as a stream of Spark, has not "
+        "read.",
+        lambda now: now.unread_bytes,
+        "reader",
+    ),
+    AgentMetric(
+        "imap_wal_reader_stalled_seconds",
+        "gauge",
+        "How long the registered reader has not moved although this node's log has more; 0: it has "
+        "read everything.",
+        lambda now: now.stalled_s,
+        "reader",
+    ),
+    AgentMetric(
+        "imap_wal_tables_stalled_seconds",
+        "gauge",
+        "How long no publication has begun although the map of a published table has a newer "
+        "snapshot, of the table that has waited longest; absent without published tables.",
+        lambda now: now.tables_stalled_s,
+    ),
 )
 
 

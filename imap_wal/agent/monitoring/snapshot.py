@@ -30,6 +30,10 @@ class AgentSnapshot:
     `absent`: nodes for which the next start would wait, because no agent of them runs.
     `compaction_age_s`, `backup_age_s`: since the newest snapshot was written, and since the last
     whole backup ended; None: not known.
+    `unread_bytes`: what each registered stream has not read of this node's log. `stalled_s`: for
+    how long each of them has not moved although there is more to read; 0: it has read everything.
+    `tables_stalled_s`: for how long the published table that has waited longest was not tried to
+    be published although there is a newer snapshot; None: no table.
     `clock_skew_ms`: by how much this agent's clock is ahead of another one. `clock_doubt`: why
     restores keep expired entries because of that; "" if they leave them out.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `members`,
@@ -76,6 +80,9 @@ class AgentSnapshot:
     absent: tuple[str, ...]
     compaction_age_s: float | None
     backup_age_s: float | None
+    unread_bytes: Mapping[str, int]
+    stalled_s: Mapping[str, float]
+    tables_stalled_s: float | None
     clock_skew_ms: int
     clock_doubt: str
     waiting_seconds: float

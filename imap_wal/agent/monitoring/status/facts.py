@@ -16,6 +16,8 @@ DISK_LOW = 0.1
 """Below this free part of the disk there is a warning, as in the alert rules."""
 UPLOAD_LATE_S = 600.0
 """Above this age of a segment that was not uploaded there is a warning, as in the alert rules."""
+STALLED_S = 2 * 86_400.0
+"""Above this time without progress of a reader there is a warning, as in the alert rules."""
 
 
 class Level(StrEnum):
@@ -203,6 +205,16 @@ def _ages(now: AgentSnapshot) -> Iterator[Fact]:
         ("The last whole backup ended", now.backup_age_s),
     ):
         yield Fact(name, "never, or not known" if age_s is None else f"{duration(age_s)} ago")
+    tables_s = now.tables_stalled_s
+    for name, stalled_s, left in (
+        *(
+            (f"Reader {name}", now.stalled_s[name], f"{size(unread)} of this log to read, ")
+            for name, unread in sorted(now.unread_bytes.items())
+        ),
+        *(() if tables_s is None else [("Published tables", tables_s, "a newer snapshot, ")]),
+    ):
+        text = f"{left}no progress for {duration(stalled_s)}" if stalled_s else "up to date"
+        yield Fact(name, text, Level.WARNING if stalled_s > STALLED_S else Level.PLAIN)
 
 
 def _failing(error: str) -> str:

@@ -1,0 +1,87 @@
+"""How far the registered readers of a log are behind, as one agent sees it: streams behind the end
+of this node's log, and published tables behind the snapshots of their maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from imap_wal.errors import LogError
+from imap_wal.format import Position
+from imap_wal.inspect.lags import STREAM, lags
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.reader_manifest import ReaderManifest
+from imap_wal.manifest.readers import readers_of
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.state import ClusterState
+from storage_backends import NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """`unread_bytes`: of this node's log; of a published table 0. `since_ms`: since then it has not
+    moved although there is more to read, in Unix time; 0: it has read everything."""
+
+    unread_bytes: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStalls:
+    """By the names of the readers. `end`: of this node's log, when it was looked at."""
+
+    streams: Mapping[str, Stall] = field(default_factory=dict)
+    tables: Mapping[str, Stall] = field(default_factory=dict)
+    end: Position | None = None
+
+    def newer(self, log: ClusterLog, node: str) -> ReaderStalls:
+        """As it is now. While a manifest is damaged, or changes too fast, nothing changes: removals
+        report that. Raises StorageError."""
+        try:
+            return self._now(log, node)
+        except (LogError, NotFound):
+            return self
+
+    def _now(self, log: ClusterLog, node: str) -> ReaderStalls:
+        readers = readers_of(log.store, log.folder)
+        if not readers:
+            return ReaderStalls()
+        now_ms, manifest = log.clock.now_ms(), log.manifest()
+        tables = {}
+        for name, reader in readers.items():
+            if reader.files_only:
+                is_old = _is_old(reader, manifest)
+                since_ms = _since(self.tables.get(name), is_old, reader.updated_ms, now_ms)
+                tables[name] = Stall(0, since_ms)
+        streams, end = {}, self.end
+        own = ClusterState(manifest, {node: log.node(node)}, {})
+        for lag in lags(log, own, {} if end is None else {node: end}):
+            if lag.kind == STREAM:
+                former, behind = self.streams.get(lag.reader), lag.position < lag.end
+                since_ms = _since(former, behind, lag.updated_ms, now_ms)
+                streams[lag.reader] = Stall(lag.unread_bytes if behind else 0, since_ms)
+            end = lag.end
+        return ReaderStalls(streams, tables, end)
+
+
+def _is_old(table: ReaderManifest, manifest: ClusterManifest) -> bool:
+    """Whether a map has a newer snapshot than the one whose publication began last. Whether it
+    succeeded is only known to the table."""
+    newest: dict[str, int] = {}
+    for base in table.bases:
+        for name, snapshot in base.snapshots.items():
+            newest[name] = max(newest.get(name, 0), snapshot.generation)
+    return any(
+        name in manifest.snapshots and manifest.snapshots[name].generation > generation
+        for name, generation in newest.items()
+    )
+
+
+def _since(former: Stall | None, behind: bool, updated_ms: int, now_ms: int) -> int:
+    """Since when a reader has not moved. If there was nothing to read before, it began to wait
+    after the last look. An agent that has just started does not know that, and takes the time of
+    the reader's last report."""
+    if not behind:
+        return 0
+    began_ms = 0 if former is None else former.since_ms or now_ms
+    return max(began_ms, updated_ms)
