@@ -64,6 +64,7 @@ from pyspark_imap_wal.options import (
     why_none,
 )
 from pyspark_imap_wal.plain_errors import plain_errors
+from storage_backends import NotFound
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -237,6 +238,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         base = registered.read().base if registered is not None else None
         if first.whole:
             state = self._as_planned(state, last, base)
+            self._keep_first(registered, base, state, last)
         else:
             for node, end in last.nodes.items():
                 demand_unpruned(state, node, first.nodes.get(node, START), end)
@@ -396,6 +398,22 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "again without its checkpoint and without what the batch has written; with the option "
             "`reader`, the log keeps them"
         )
+
+    def _keep_first(
+        self,
+        registered: ReaderRegistration | None,
+        base: Base | None,
+        state: ClusterState,
+        end: Offset,
+    ) -> None:
+        """Before Spark 4.2, `latestOffset` does not know that a batch is the first one, so the
+        snapshots that it reads are kept from here on. Raises `NotFound` if they were replaced
+        meanwhile."""
+        is_kept = base is not None and self._generations(base.snapshots) == end.snapshots
+        if registered is None or is_kept:
+            return
+        if not registered.keep(state, state):
+            raise NotFound("the snapshots of this batch were replaced", self._open().folder)
 
     def _generations(self, snapshots: Mapping[str, Snapshot]) -> dict[str, int]:
         return {name: snapshot.generation for name, snapshot in self._followed(snapshots)}

@@ -29,9 +29,9 @@ from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, Cluster, put, steps
 from tests.kit.effort import share
 from tests.kit.examples import OF_HISTORIES
-from tests.kit.image_streams import ImageEngine, shown
+from tests.kit.image_streams import ImageEngine, compacted, shown
 from tests.kit.logs import SMALL, append, cluster, node
-from tests.kit.stream_engine import Engine, archive
+from tests.kit.stream_engine import Engine, archive, reader
 
 pytestmark = pytest.mark.spark
 _numbers = itertools.count()
@@ -340,6 +340,38 @@ def test_images_that_a_prune_removed_are_an_error(store: SegmentStore) -> None:
     prune(cluster(store))
     with pytest.raises(InvalidSetting, match=r"map 'orders'.*a rewrite covered.*Start the query"):
         engines[0].images()
+
+
+def test_older_spark_keeps_the_snapshots_of_a_first_batch(store: SegmentStore) -> None:
+    """Before Spark 4.2, the end of a batch is asked for without its start, and before it. A query
+    that dies in the batch reads it again."""
+    log = node(store)
+    append(log, put("a", 1, (1, 1, 1, 1)))
+    compacted(store)
+    options = {"changes": "images", "reader": "images", "available_now": "unused"}
+    first = reader(store.url, **options)
+    end = first.latestOffset()
+    start = first.initialOffset()
+    parts = first.partitions(start, end)
+    log.rotate()
+    append(log, put("a", 2, (1, 1, 1, 2)))
+    compacted(store)
+    again = reader(store.url, **options)
+    assert again.initialOffset() == start
+    for stream, tasks in ((first, parts), (again, again.partitions(start, end))):
+        lines = [
+            line for part in tasks for batch in stream.read(part) for line in batch.to_pylist()
+        ]
+        assert shown(lines) == [("insert", "a", "1", 1)]
+    again.commit(end)
+    following = again.latestOffset()
+    lines = [
+        line
+        for part in again.partitions(end, following)
+        for batch in again.read(part)
+        for line in batch.to_pylist()
+    ]
+    assert [kind for kind, *_ in shown(lines)] == ["update_preimage", "update_postimage"]
 
 
 def test_a_drop_without_an_entry_ends_a_stream(store: SegmentStore) -> None:
