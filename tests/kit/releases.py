@@ -10,6 +10,14 @@ from tests.cluster.processes import ROOT
 from tests.storage.services import need
 
 BUILD = ROOT / "build"
+LAKEHOUSE = BUILD / "lakehouse"
+JARS = (
+    "io.delta:delta-spark_2.13:4.0.0",
+    "io.delta:delta-storage:4.0.0",
+    "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
+    "org.xerial:sqlite-jdbc:3.50.3.0",
+)
+"""Delta and Iceberg for Spark 4.0."""
 
 
 def spark(version: str) -> Path:
@@ -35,3 +43,8 @@ def jar(artifact: str, folder: Path) -> Path:
         command = [maven, "-q", "-B", "dependency:copy", f"-Dartifact={artifact}"]
         subprocess.run([*command, f"-DoutputDirectory={folder}"], check=True)
     return path
+
+
+def lake_jars() -> str:
+    """The jars of Delta and Iceberg, with commas between them."""
+    return ",".join(str(jar(each, LAKEHOUSE / "jars")) for each in JARS)

@@ -18,16 +18,8 @@ from tests.cluster.processes import ROOT
 from tests.kit import releases
 from tests.kit.effort import thorough
 
-LAKEHOUSE = releases.BUILD / "lakehouse"
 LIBRARIES = ("deltalake==1.6.6", "polars==2.1.0")
 DRIVER = Path(__file__).parent / "drivers" / "read_tables.py"
-JARS = (
-    "io.delta:delta-spark_2.13:4.0.0",
-    "io.delta:delta-storage:4.0.0",
-    "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
-    "org.xerial:sqlite-jdbc:3.50.3.0",
-)
-"""For Spark 4.0."""
 READER = """
 import json, sys
 import duckdb, polars
@@ -74,11 +66,13 @@ print(json.dumps(seen))
 @pytest.fixture(scope="module")
 def libraries() -> Path:
     """A folder with these releases; installed once."""
-    if not (LAKEHOUSE / "polars").is_dir():
+    if not (releases.LAKEHOUSE / "polars").is_dir():
         releases.into(
-            [*LIBRARIES, "polars-runtime-32==2.1.0", "arro3-core==0.9.1"], LAKEHOUSE, "--no-deps"
+            [*LIBRARIES, "polars-runtime-32==2.1.0", "arro3-core==0.9.1"],
+            releases.LAKEHOUSE,
+            "--no-deps",
         )
-    return LAKEHOUSE
+    return releases.LAKEHOUSE
 
 
 def published(root: Path, name: str = "orders") -> tuple[str, int]:
@@ -253,10 +247,9 @@ def test_other_programs_read_an_iceberg_table(tmp_path: Path, libraries: Path) -
 def test_spark_reads_both_tables_and_deletes_no_file(tmp_path: Path) -> None:
     """With the jars of Iceberg and Delta: each version; what would delete files is refused."""
     lake, spark = Lake(tmp_path), releases.spark("4.0")
-    jars = ",".join(str(releases.jar(each, LAKEHOUSE / "jars")) for each in JARS)
     delta = f"{lake.root}/default/embedded/snapshot/orders"
     read = lake.run(
-        *(str(DRIVER), jars, str(lake.catalog), lake.warehouse, delta),
+        *(str(DRIVER), releases.lake_jars(), str(lake.catalog), lake.warehouse, delta),
         path=str(spark),
         PYSPARK_PYTHON=sys.executable,
         SPARK_HOME=str(spark / "pyspark"),
