@@ -85,10 +85,14 @@ def _read_segment(
         records = 0
         wrong.clear()
         try:
-            verdict, _ = judge(context.store, place, visit, said, keys=context.keys)
+            verdict, reader = judge(context.store, place, visit, said, keys=context.keys)
         except EncryptionError as error:
             unread, records = error, 0
-            verdict, _ = judge(context.store, place, count, said, keys=None)
+            verdict, reader = judge(context.store, place, count, said, keys=None)
+        # A forged frame is whole, so it is not looked for.
+        of_tail = not later and verdict.status in (TORN, CORRUPT)
+        if of_tail and reader is not None and reader.has_more():
+            verdict = Verdict(CLEAN, place, verdict.end, verdict.size)
         if verdict.status == CLEAN or later or verdict.end == ended_at:
             return _Read(verdict, records, wrong, unread)
         # Perhaps a commit is under way: then the segment's end moves, but damage does not.

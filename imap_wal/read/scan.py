@@ -188,19 +188,19 @@ class _SegmentPass:
             yield from self._flush()
             if stop is not None and reader.end >= stop:
                 return
-            end = self._appended(reader)
-            if not end:
+            continues = not scan.next_path and reader.has_more()
+            if not continues:
                 verdict = self._check_tail(reader)
                 if not verdict.is_damage and not verdict.frames_after:
                     return
-                end = self._appended(reader)  # while the tail was examined
-            if end:
+                continues = not scan.next_path and reader.has_more()
+            if continues:
                 # The writer continues, so what was found after the end is no damage. Read on a few
                 # times only: a busy writer would otherwise keep this loop running.
                 looks += 1
                 if looks > LOOKS_MAX:
                     return
-                frames = reader.frames(self._keys, end, stop)
+                frames = reader.frames(self._keys, reader.end, stop)
                 continue
             if reader.end != stuck_at:
                 if stuck_at >= 0 and verdict.is_tail:  # a writer, which may continue in this way
@@ -309,15 +309,6 @@ class _SegmentPass:
         self._frames = []
         self._bytes = self._records = 0
         yield changes
-
-    def _appended(self, reader: SegmentReader) -> int:
-        """Offset of a frame that was appended after the earlier ones were read; 0 without one."""
-        end = reader.end
-        if self._scan.next_path:
-            return 0
-        if not self._store.read(self._scan.path, end, FRAME_HEADER_BYTES).strip(b"\0"):
-            return 0
-        return end if next(reader.whole_frames(end, end + 1), None) is not None else 0
 
     def _check_tail(self, reader: SegmentReader) -> Verdict:
         scan = self._scan

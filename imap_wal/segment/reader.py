@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
@@ -137,6 +138,13 @@ class SegmentReader:
         if self.checksum or self.end > self.first:
             return self.checksum or None
         return self.header.previous_checksum or (0 if self.header.number == 1 else None)
+
+    def has_more(self) -> bool:
+        """Whether a whole frame is now where reading ended: its writer has appended it since. Then
+        whatever `tail` found was written meanwhile, and is no damage."""
+        again, end = copy(self), self.end
+        start = self._store.read(self.path, end, format.FRAME_HEADER_BYTES)
+        return bool(start.strip(b"\0")) and any(again.whole_frames(end, end + 1))
 
     def tail(self) -> SegmentTail:
         """What follows the last frame from `frames`."""

@@ -167,7 +167,7 @@ OF_ENTRIES = (
     Mutation(
         "frames that a writer appends while a reader looks are damage to wait for",
         "imap_wal/read/scan.py",
-        "                end = self._appended(reader)  # while the tail was examined\n",
+        "                continues = not scan.next_path and reader.has_more()\n",
         "",
         "tests/restore/test_late_bytes.py::test_synced_frames_of_a_busy_writer_are_no_damage",
     ),

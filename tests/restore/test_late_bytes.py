@@ -11,6 +11,9 @@ import pytest
 from imap_wal import format
 from imap_wal.context import Context
 from imap_wal.entry import KEY, pack
+from imap_wal.inspect.finding import CLEAN, Deadline
+from imap_wal.inspect.inventory import take_inventory
+from imap_wal.inspect.verify import check, plan
 from imap_wal.read import scan as scan_module
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.scan import read_scan
@@ -138,3 +141,16 @@ def test_synced_frames_of_a_busy_writer_are_no_damage(
     store = _Busy(memory, log)
     assert cluster(store).ends()["n1"].frame > 0
     assert store.looks == scan_module.LOOKS_MAX + 1 and not pauses
+
+
+def test_a_verification_beside_a_busy_writer_ends(memory: MemoryStore) -> None:
+    """It read the segment again and again, until its writer began the next one."""
+    log = node(memory)
+    append(log, put("first", "1", (1, 1, 1, 0)))
+    store = _Busy(memory, log)
+    context = Context(store)
+    (view,) = take_inventory(context)
+    findings, units = plan(context, view, lambda _: True)
+    read, left = check(units, lambda _: None, Deadline(context.clock, None))
+    assert store.looks < 5 and not left
+    assert {finding.status for finding in [*findings, *read]} == {CLEAN}
