@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -108,24 +109,32 @@ def _incarnations(state: ClusterState) -> list[int]:
     return [lifetime.incarnation for lifetime in state.manifest.lifetimes]
 
 
+class BatchLimit(NamedTuple):
+    """The size of a batch, in rows or in stored bytes."""
+
+    size: int
+    in_bytes: bool = False
+
+
 def limited(
     log: ClusterLog,
     state: ClusterState,
     since: Mapping[str, Position],
     ends: Mapping[str, Position],
-    rows_max: int,
+    limit: BatchLimit,
     maps: Collection[str] | None,
 ) -> dict[str, Position]:
-    """Ends of a batch of about `rows_max` rows: at the end of a frame, and at least one frame. The
-    nodes share this number: what one node does not use is left for the next ones."""
+    """Ends of a batch of about this size: at the end of a frame, and at least one frame. The nodes
+    share it: what one node does not use is left for the next ones."""
     reached: dict[str, Position] = {}
-    left = rows_max
+    left = limit.size
     waiting = [node for node in sorted(ends) if ends[node] > since.get(node, START)]
     for count, node in enumerate(waiting):
         start = since.get(node, START)
         share = max(1, left // (len(waiting) - count))
-        rows, reached[node] = _reach(log, state, node, (start, ends[node]), share, maps)
-        left = max(0, left - rows)
+        own = limit._replace(size=share)
+        used, reached[node] = _reach(log, state, node, (start, ends[node]), own, maps)
+        left = max(0, left - used)
     return reached
 
 
@@ -134,10 +143,10 @@ def _reach(
     state: ClusterState,
     node: str,
     between: tuple[Position, Position],
-    rows_max: int,
+    limit: BatchLimit,
     maps: Collection[str] | None,
 ) -> tuple[int, Position]:
-    """How many rows there are in the first frames after a position, and the end of these frames."""
+    """The size of the first frames after a position, and the end of these frames."""
     start, end = between
     scans = node_scans(
         state,
@@ -148,18 +157,19 @@ def _reach(
         covered=True,
     )
     archives = sorted((scan for scan in scans if scan.kind == ARCHIVE), key=lambda scan: scan.first)
-    rows, place = 0, start
+    used, place = 0, start
     while archives:
         group = [archives.pop(0)]
         last = group[0].last
         while archives and archives[0].first <= last:
             group.append(archives.pop(0))
             last = max(last, group[-1].last)
-        frames = _frames_of(log, group, between)
-        for at, counted in frames:
-            if rows and rows + counted > rows_max:
-                return rows, place
-            rows, place = rows + counted, at
+        row_bytes = sum(scan.bytes for scan in group) / max(1, sum(scan.records for scan in group))
+        for at, rows in _frames_of(log, group, between):
+            size = ceil(rows * row_bytes) if limit.in_bytes else rows
+            if used and used + size > limit.size:
+                return used, place
+            used, place = used + size, at
     for scan in scans:
         if scan.kind == ARCHIVE:
             continue
@@ -172,11 +182,12 @@ def _reach(
                 break
             if at <= start:
                 continue
-            counted = frame.count if frame.kind in format.OF_ENTRIES else 0
-            if rows and rows + counted > rows_max:
-                return rows, place
-            rows, place = rows + counted, at
-    return rows, end
+            rows = frame.count if frame.kind in format.OF_ENTRIES else 0
+            size = frame.end - frame.offset if limit.in_bytes else rows
+            if used and used + size > limit.size:
+                return used, place
+            used, place = used + size, at
+    return used, end
 
 
 def _frames_of(

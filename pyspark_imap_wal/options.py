@@ -90,13 +90,14 @@ class Options:
     tasks share a read key by key; `task_bytes` is the size of a task of a `raw` read; `changes` is
     entries, or images: the states of a key before and after each change. Of a stream, and of a
     batch with images: `starting` is earliest, latest or positions as JSON. Of a stream:
-    `rows_per_batch` limits a batch; `reader` is the name under which prune keeps what the stream
-    has not read; `voided` is fail or ignore; `available_now` says how a query on Spark before 4.2
-    uses that trigger: unused, or wrapped. `encryption_keys` is the source from which each worker
-    reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); `path` has it.
-    `schema` adds the typed columns of a map's values; then the only other columns are, by default,
-    those that identify the key and the change. `misfits` is rescue or fail. `key` reads only
-    entries of this key: as text, as JSON, or as hex: and its bytes."""
+    `rows_per_batch` or `bytes_per_batch` limits a batch; `reader` is the name under which prune
+    keeps what the stream has not read; `voided` is fail or ignore; `available_now` says how a
+    query on Spark before 4.2 uses that trigger: unused, or wrapped. `encryption_keys` is the
+    source from which each worker reads the keys of an encrypted log (default:
+    IMAP_WAL_ENCRYPTION_KEYS there); `path` has it. `schema` adds the typed columns of a map's
+    values; then the only other columns are, by default, those that identify the key and the
+    change. `misfits` is rescue or fail. `key` reads only entries of this key: as text, as JSON,
+    or as hex: and its bytes."""
 
     path: Location
     namespaces: tuple[str, ...] = ()
@@ -113,6 +114,7 @@ class Options:
     task_bytes: int = TASK_BYTES
     starting: str = EARLIEST
     rows_max: int = 0
+    bytes_max: int = 0
     reader_name: str = ""
     voided: str = FAIL
     changes: str = ENTRIES_ONLY
@@ -127,7 +129,9 @@ class Options:
         *("path", "table", "namespace", "cluster", "map", "encryption_keys"),
         *("partial", "decode", "columns", "buckets", "schema", "misfits", "key"),
     )
-    OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided", "available_now")
+    OF_STREAMS = (
+        *("starting", "rows_per_batch", "bytes_per_batch", "reader", "voided", "available_now"),
+    )
     KNOWN = (
         "path",
         "table",
@@ -208,6 +212,7 @@ class Options:
             task_bytes=_number("task_bytes", texts.get("task_bytes"), TASK_BYTES),
             starting=texts.get("starting", EARLIEST),
             rows_max=_number("rows_per_batch", texts.get("rows_per_batch"), 0),
+            bytes_max=_number("bytes_per_batch", texts.get("bytes_per_batch"), 0),
             reader_name=texts.get("reader", ""),
             voided=texts.get("voided", FAIL),
             changes=changes,

@@ -10,12 +10,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyspark
+
 from imap_wal.errors import ImapWalError
 from storage_backends import StorageError
 
 HIDE = "SPARK_HIDE_TRACEBACK"
 """A worker looks at this variable when it sends an error, and ends after that. So the variable
 changes no other error."""
+
+_HIDES = not pyspark.__version__.startswith(("4.0.", "4.1."))
+"""In these releases, an error of a stream causes another one in the worker, and only the traceback
+shows the first one."""
 
 
 @contextmanager
@@ -25,7 +31,7 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (ImapWalError, StorageError):
-        if _is_worker():
+        if _HIDES and _is_worker():
             os.environ[HIDE] = "1"
         raise
 

@@ -51,7 +51,7 @@ from pyspark_imap_wal.changes.known import (
 )
 from pyspark_imap_wal.columns import EntryQuery, read_columns
 from pyspark_imap_wal.filters import Filters
-from pyspark_imap_wal.offsets import Offset, demand_unpruned, limited
+from pyspark_imap_wal.offsets import BatchLimit, Offset, demand_unpruned, limited
 from pyspark_imap_wal.options import (
     IGNORE,
     IMAGES,
@@ -70,6 +70,7 @@ try:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadLimit,
+        ReadMaxBytes,
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
@@ -87,10 +88,11 @@ def demand_newer(spark: str, options: Options) -> None:
     """Raises `InvalidSetting` for a query that a release of Spark before 4.2 would run wrongly,
     without an error. A stream does not know its trigger, so the query has to say that it is not
     affected."""
-    if options.rows_max:
+    if options.rows_max or options.bytes_max:
+        name = "rows_per_batch" if options.rows_max else "bytes_per_batch"
         raise InvalidSetting(
-            f"rows_per_batch needs Spark 4.2 or newer: Spark {spark} does not limit the batches of "
-            "a data source in Python; leave the option out"
+            f"{name} needs Spark 4.2 or newer: Spark {spark} does not limit the batches of a data "
+            "source in Python; leave the option out"
         )
     if not options.available_now:
         raise InvalidSetting(
@@ -112,6 +114,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "a stream has the changes of a log: it takes no mode, no as_of and no node; "
                 "filter its rows"
             )
+        if options.rows_max and options.bytes_max:
+            raise InvalidSetting("rows_per_batch and bytes_per_batch exclude each other")
         if OLD_SPARK:
             demand_newer(OLD_SPARK, options)
         self._options, self._kinds = options, dict(kinds)
@@ -153,14 +157,14 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch. Before Spark 4.2 there are no arguments."""
         last = Offset.from_json(start) if start is not None else self._last or self._first()
         self._still_registered(last)
-        rows_max = getattr(limit, "max_rows", 0)
+        size = _limit_of(limit)
         # Without the argument, a query that continues looks like a new one.
         registered = self._registered() if last.start and start is not None else None
 
         def end() -> tuple[Offset, bool]:
             state = self._state()
-            end_offset = self._end(last, state, rows_max, self._target)
-            self._newest = self._end(last, state) if rows_max or self._target else end_offset
+            end_offset = self._end(last, state, size, self._target)
+            self._newest = self._end(last, state) if size or self._target else end_offset
             is_kept = registered is None or end_offset == last or registered.keep(state, state)
             return end_offset, is_kept
 
@@ -176,7 +180,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self,
         offset: Offset,
         state: ClusterState,
-        rows_max: int = 0,
+        limit: BatchLimit | None = None,
         target: Mapping[str, Position] | None = None,
     ) -> Offset:
         log, maps = self._open(), self._options.maps
@@ -190,9 +194,9 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._with_drops(offset.moved(state, ends | gone), state)
         if target is not None:
             ends = {n: min(end, target[n]) for n, end in ends.items() if n in target}
-        if rows_max:
+        if limit is not None:
             since = {**floor, **offset.nodes}
-            ends = limited(log, state, since, ends, rows_max, maps or None)
+            ends = limited(log, state, since, ends, limit, maps or None)
         ends = {
             node: max(ends.get(node, START), floor.get(node, START)) for node in {*ends, *floor}
         } | gone
@@ -207,6 +211,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of a batch, from the options."""
+        if self._options.bytes_max:
+            return ReadMaxBytes(self._options.bytes_max)
         rows = self._options.rows_max
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
@@ -466,6 +472,14 @@ def _ends(
         for node, node_state in state.nodes.items()
         if max(ends.get(node, START), node_state.manifest.removed) > START
     }
+
+
+def _limit_of(limit: Any) -> BatchLimit | None:
+    """`limit`: as Spark passes it; None and other classes: none."""
+    if rows := getattr(limit, "max_rows", 0):
+        return BatchLimit(rows)
+    size = getattr(limit, "max_bytes", 0)
+    return BatchLimit(size, in_bytes=True) if size else None
 
 
 def _as_then(scans: Iterable[FileScan], end: Offset) -> list[FileScan]:

@@ -82,4 +82,11 @@ OF_READING = (
         "    began_ms = 0 if former is None else former.since_ms\n",
         "tests/agent/test_reader_stalls.py::test_a_stall_begins_with_the_first_unread_change",
     ),
+    Mutation(
+        "bytes_per_batch counts rows",
+        "pyspark_imap_wal/offsets.py",
+        "size = frame.end - frame.offset if limit.in_bytes else rows",
+        "size = rows",
+        "tests/spark/test_stream.py::test_a_batch_has_about_as_many_bytes_as_it_may",
+    ),
 )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
 from imap_wal.context import Context
 from imap_wal.retention.archive import archive_sealed
@@ -35,9 +35,16 @@ class Engine:
         self.reader.stop()
         self.reader = reader(self.url, **self.options)
 
-    def batch(self, rows_max: int = 0, between: Callable[[], None] = lambda: None) -> list[Line]:
+    def batch(
+        self,
+        rows_max: int = 0,
+        between: Callable[[], None] = lambda: None,
+        *,
+        bytes_max: int = 0,
+    ) -> list[Line]:
         """The next batch, read twice, with a crash between."""
-        end = self.reader.latestOffset(self.start, ReadMaxRows(rows_max) if rows_max else None)
+        limit = ReadMaxRows(rows_max) if rows_max else None
+        end = self.reader.latestOffset(self.start, ReadMaxBytes(bytes_max) if bytes_max else limit)
         assert end == json.loads(json.dumps(end))
         if self.start["start"]:
             assert self.reader.initialOffset() == self.start, "Spark asks again before it reads"

@@ -29,8 +29,9 @@ def test_older_spark_is_refused_what_it_does_wrongly(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stream, "OLD_SPARK", "4.1.2")
     with pytest.raises(InvalidSetting, match=r"Spark 4\.1\.2 ends a query .*availableNow"):
         reader()
-    with pytest.raises(InvalidSetting, match=r"rows_per_batch needs Spark 4\.2"):
-        reader(available_now="unused", rows_per_batch="100")
+    for name in ("rows_per_batch", "bytes_per_batch"):
+        with pytest.raises(InvalidSetting, match=rf"{name} needs Spark 4\.2"):
+            reader(available_now="unused", **{name: "100"})
     for said in ("unused", "wrapped"):
         reader(available_now=said)
 

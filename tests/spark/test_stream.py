@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
 from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.entry import ORDER
@@ -175,6 +175,23 @@ def test_a_batch_follows_a_segment_into_its_archive(store: SegmentStore) -> None
     assert len(engine.rest()) == 2
 
 
+def test_a_batch_has_about_as_many_bytes_as_it_may(store: SegmentStore) -> None:
+    """The stored ones of a segment, and of an archive, where they are compressed. Each batch has at
+    least one commit."""
+    log, engine = node(store), Engine(store.url)
+    assert reader(store.url, bytes_per_batch="7").getDefaultReadLimit() == ReadMaxBytes(7)
+    for request in range(1, 7):
+        append(log, put(f"k{request}", "x" * 500, (1, 1, 1, request)))
+    one = (log.unsealed_bytes) // 6
+    assert requests(engine.batch(bytes_max=2 * one + one // 2)) == [1, 2]
+    assert requests(engine.batch(bytes_max=1)) == [3]
+    log.rotate()
+    archive(log)
+    (archived,) = log.manifests.read()[1].archives
+    assert requests(engine.batch(bytes_max=archived.bytes // 6)) == [4]
+    assert requests(engine.batch(bytes_max=archived.bytes // 2)) == [5, 6]
+
+
 def test_a_pruned_stream_fails_and_names_the_remedy(store: SegmentStore) -> None:
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -262,6 +279,8 @@ def test_a_stream_starts_at_given_positions(store: SegmentStore) -> None:
     [
         ({"starting": "now"}, "starting"),
         ({"rows_per_batch": "none"}, "rows_per_batch"),
+        ({"bytes_per_batch": "1MB"}, "bytes_per_batch"),
+        ({"rows_per_batch": "1", "bytes_per_batch": "1"}, "exclude each other"),
         ({"voided": "maybe"}, "voided"),
         ({"mode": "latest"}, "no mode"),
         ({"node": "n1"}, "no node"),

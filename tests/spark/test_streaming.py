@@ -63,11 +63,13 @@ def test_a_killed_driver_loses_and_repeats_nothing(spark: Any, tmp_path: Path) -
             stop.set()
             writer.join()
         assert sum(archived) > 0
-    rest = follow(spark, str(url), str(out), str(checkpoint), rows_per_batch=5000)
+    limit = ("bytes_per_batch", 10_000)
+    rest = follow(spark, str(url), str(out), str(checkpoint), limit=limit)
     query = rest.trigger(availableNow=True).start()
     query.awaitTermination()
     (source,) = query.lastProgress["sources"]
     assert source["latestOffset"] == source["endOffset"], "it has read everything"
+    assert len(query.recentProgress) > 1
     reader = LogReader(str(url), cluster="embedded", node="n1")
     expected = [(*record.position, record.entry.order[3]) for record in reader.read()]
     assert sorted(written(out)) == expected

@@ -20,12 +20,12 @@ def follow(
     out: str,
     checkpoint: str,
     *,
-    rows_per_batch: int,
+    limit: tuple[str, int],
     before: Callable[[int], object] = lambda batch: None,
     after: Callable[[int], object] = lambda batch: None,
 ) -> Any:
-    """A stream that is not started. `before` and `after` are called with the number of each
-    batch, before and after it is written."""
+    """A stream that is not started. `limit`: of a batch, as an option. `before` and `after` are
+    called with the number of each batch, before and after it is written."""
 
     def write(rows: DataFrame, batch: int) -> None:
         """A batch that is written twice replaces itself."""
@@ -33,12 +33,7 @@ def follow(
         rows.write.mode("overwrite").parquet(f"{out}/batch={batch}")
         after(batch)
 
-    changes = (
-        spark.readStream.format("imap_wal")
-        .option("rows_per_batch", rows_per_batch)
-        .option("reader", "copy")
-        .load(url)
-    )
+    changes = spark.readStream.format("imap_wal").option(*limit).option("reader", "copy").load(url)
     return changes.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
 
 
@@ -55,7 +50,7 @@ def main(url: str, out: str, checkpoint: str, fatal: str, when: str) -> None:
             os.kill(gateway.proc.pid, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    stream = follow(spark, url, out, checkpoint, rows_per_batch=200, **{when: die})
+    stream = follow(spark, url, out, checkpoint, limit=("rows_per_batch", 200), **{when: die})
     stream.start().awaitTermination()
 
 
