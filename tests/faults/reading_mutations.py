@@ -64,7 +64,7 @@ OF_READING = (
     Mutation(
         "the progress of a query has the end of its batch as the end of the log",
         "pyspark_imap_wal/stream.py",
-        "self._newest = self._end(last, state) if rows_max or self._target else end_offset",
+        "self._newest = self._end(last, state) if size or self._target else end_offset",
         "self._newest = end_offset",
         "tests/spark/test_stream.py::test_progress_has_the_end_of_the_log",
     ),
