@@ -29,7 +29,7 @@ from imap_wal.manifest.cluster import ClusterManifestLog
 from imap_wal.manifest.node import NodeManifestLog
 from imap_wal.parquet.salvage import count_readable
 from imap_wal.read.file_scan import ARCHIVE, FileScan
-from imap_wal.read.scan import demand_entries, read_scan
+from imap_wal.read.scan import demand_entries, row_counts
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import last_lost, scan_segment
@@ -229,8 +229,8 @@ def check_parquet(
         if crc != checksum:
             return _readable(context, replace(finding, offset=0, what=DIFFERS), scan, records)
         count = 0
-        for batch in read_scan(context, scan):
-            count += len(batch.rows)
+        for rows in row_counts(context, scan):
+            count += rows
             deadline.check()
     except NotFound:
         lost = _still_named(context, scan)

@@ -77,12 +77,11 @@ def read_snapshot(context: Context, scan: FileScan) -> Iterator[EntryBatch]:
         yield from by_node(to_rows(batch), nodes_of(batch), batch.nbytes)
 
 
-def check_rows(context: Context, scan: FileScan) -> None:
-    """Read a file, and few of its columns. Raises the errors of `imap_wal.parquet.reader.batches`
-    if it is not what its scan says."""
+def row_counts(context: Context, scan: FileScan, columns: list[str] | None = None) -> Iterator[int]:
+    """As `imap_wal.read.scan.row_counts`."""
     expected = Expected(scan.checksum, scan.records, scan.directory)
-    for _ in batches(context, scan.path, ["deleted"], expected=expected):
-        pass
+    for batch in batches(context, scan.path, columns, expected=expected):
+        yield len(batch)
 
 
 def prepare() -> None:

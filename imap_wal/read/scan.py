@@ -84,16 +84,22 @@ def read_scan(
     )
 
 
-def check_snapshot(context: Context, scan: FileScan) -> None:
-    """Read a file of a snapshot. Raises `NotFound`, and `CorruptLog` if it is not what its scan
-    says."""
+def row_counts(context: Context, scan: FileScan, columns: list[str] | None = None) -> Iterator[int]:
+    """Read an archive or a file of a snapshot, without making entries of it. The number of rows of
+    each batch. `columns`: of a Parquet file; None: all. Raises `NotFound`, and `CorruptLog` if the
+    file is not what its scan says."""
     if is_segment(scan.path):
-        for _ in _read_segment_snapshot(context, scan):
-            pass
-        return
-    from imap_wal.read.parquet_scan import check_rows  # late, because it loads pyarrow
+        return (len(batch.rows) for batch in _read_segment_snapshot(context, scan))
+    with loading(f"{scan.path} is a Parquet file"):  # late, because it loads pyarrow
+        from imap_wal.read import parquet_scan
+    return parquet_scan.row_counts(context, scan, columns)
 
-    check_rows(context, scan)
+
+def check_snapshot(context: Context, scan: FileScan) -> None:
+    """Read a file of a snapshot, and few columns of a Parquet file. Raises the errors of
+    `row_counts`."""
+    for _ in row_counts(context, scan, ["deleted"]):
+        pass
 
 
 def _read_segment_snapshot(context: Context, scan: FileScan) -> Iterator[EntryBatch]:

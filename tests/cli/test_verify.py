@@ -385,6 +385,37 @@ def test_an_archive_merged_during_verify_is_no_damage(run: Run, url: str) -> Non
     assert findings
 
 
+def test_a_text_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    """In an archive with the right checksums. Readers of its rows would fail."""
+    import pyarrow as pa
+
+    from imap_wal.parquet.columns import ARCHIVE_SCHEMA
+    from imap_wal.parquet.reader import batches
+    from imap_wal.parquet.writer import ParquetFile
+
+    with imap_wal.open(tmp_path) as opened:
+        opened.map("m")["k"] = 1
+        opened.archive()
+    context = Context(open_store(str(tmp_path)))
+    manifests = NodeManifestLog(context, "default/embedded/nodes/embedded")
+    (archive,) = manifests.read()[1].archives
+    (batch,) = batches(context, archive.path)
+    offsets = pa.py_buffer((0).to_bytes(4, "little") + (1).to_bytes(4, "little"))
+    wrong = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff")])
+    columns = {name: batch.column(name) for name in ARCHIVE_SCHEMA.names} | {"key_class": wrong}
+    file = ParquetFile(tmp_path, ARCHIVE_SCHEMA, context.keys)
+    file.write(pa.record_batch(columns, schema=ARCHIVE_SCHEMA), 0)
+    other = replace(archive, path=archive.path.replace(".parquet", "-.parquet"))
+    facts = file.publish(context.store, other.path)
+    other = replace(other, bytes=facts.bytes, checksum=facts.checksum)
+    manifests.update(lambda manifest: replace(manifest, archives=Listed((other,))))
+    (view,) = take_inventory(context)
+    _, units = plan(context, view, lambda _: True)
+    (unit,) = (unit for unit in units if unit.kind == "archive")
+    (found,), _ = check([unit], lambda _: None, Deadline(SystemClock(), None))
+    assert found.status == "corrupt" and "UTF8" in found.what.upper().replace("-", "")
+
+
 def test_a_missing_archive_of_the_manifest_is_damage(run: Run, url: str, root: Path) -> None:
     archive = next((root / "prod/eu/nodes/n1/archive").rglob("*.parquet"))
     archive.unlink()

@@ -172,6 +172,13 @@ OF_ENTRIES = (
         "tests/restore/test_late_bytes.py::test_synced_frames_of_a_busy_writer_are_no_damage",
     ),
     Mutation(
+        "a reader takes any bytes of a Parquet file for a text",
+        "imap_wal/parquet/reader.py",
+        "            column.validate(full=True)\n",
+        "            column.validate()\n",
+        "tests/cli/test_verify.py::test_a_text_that_is_no_text_is_damage",
+    ),
+    Mutation(
         "a search for frames forgets those that end in zeros",
         "imap_wal/segment/frame_search.py",
         "end > self._size",
