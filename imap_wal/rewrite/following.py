@@ -1,6 +1,6 @@
 """A table that follows its map. Each round is a rewrite of the map and a publication:
 
-    the logs end where they did before ─▶ nothing to do
+    the logs and the snapshots are as the last round left them ─▶ nothing to do
     otherwise ─▶ rewrite: reads what is new, writes the ranges of keys that changed
               ─▶ publish: one version of the table, which names the positions up to which it is
               ─▶ the files of former snapshots that no query needs are deleted
@@ -12,9 +12,12 @@ that of another process, continues from the positions in the log's manifest.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from imap_wal.errors import NoSuchLog
 from imap_wal.format import Position
+from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.snapshots import SnapshotFile
 from imap_wal.publish.publication import PublishedTable, publish
 from imap_wal.publish.recorded import table_of
 from imap_wal.read.cluster import ClusterLog
@@ -22,6 +25,15 @@ from imap_wal.retention.snapshots import remove_former
 from imap_wal.rewrite.plan import Engine
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.turn import turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshots:
+    """`nodes`: name → log directory. `of_maps`: map → the generation and the files of its
+    snapshot."""
+
+    nodes: Mapping[str, str]
+    of_maps: Mapping[str, tuple[int, Listed[SnapshotFile]]]
 
 
 class TableFollower:
@@ -42,6 +54,8 @@ class TableFollower:
         self._keep, self._waits = keep, waits
         self._ends: dict[str, Position] | None = None
         """Where the logs ended before the last round that published everything."""
+        self._snapshots: _Snapshots | None = None
+        """What that round published."""
         self._made: set[str] = set()
         """The maps whose tables were there after a round. If one is dropped, it stays so."""
 
@@ -49,21 +63,31 @@ class TableFollower:
         """One round. Returns the tables of the maps that have entries; none if no log has changed.
         Raises `NoSuchLog`, and the errors of `rewrite` and `publish`; the next round does what was
         left."""
-        ends = self._log.ends(self._ends)
+        # A drop changes only the snapshot. A copy of the log in its place has another one.
+        is_same = self._look() == self._snapshots
+        ends = self._log.ends(self._ends if is_same else None)
         if not ends:  # a rewrite would make a manifest for it
             raise NoSuchLog(
                 f"{self._log.store.url}: the log in {self._log.folder} is no longer there; bring "
                 "it back, or end this process"
             )
-        if ends == self._ends:
+        if is_same and ends == self._ends:
             return []
         with turn(self._log, "imap-wal publish --follow", self._waits):
             rewrite(self._log, self._engine(), maps=self._tables)
-            snapshots = self._log.manifest().snapshots
-            published = [self._publish(name) for name in self._tables if name in snapshots]
+            snapshots = self._look()
+            published = [self._publish(name) for name in self._tables if name in snapshots.of_maps]
             remove_former(self._log)
-        self._ends = ends
+        self._ends, self._snapshots = ends, snapshots
         return published
+
+    def _look(self) -> _Snapshots:
+        manifest = self._log.manifest()
+        there = {name: manifest.snapshots.get(name) for name in self._tables}
+        return _Snapshots(
+            manifest.nodes,
+            {name: (it.generation, it.files) for name, it in there.items() if it is not None},
+        )
 
     def _publish(self, name: str) -> PublishedTable:
         table = table_of(self._log, name, self._tables[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.context import Context, open_context
 from imap_wal.errors import InvalidSetting
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.following import TableFollower
 from imap_wal.rewrite.local_engine import LocalEngine
 from rewrite_cli.cli import group
@@ -27,7 +29,7 @@ from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.location import Location
 from storage_backends.memory import MemoryStore
 from tests.kit.effort import step
-from tests.kit.logs import node
+from tests.kit.logs import cluster, node
 from tests.kit.rewrites import ENGINE
 from tests.kit.tables import FOLDER, iceberg_catalog, rows, table, written
 from tests.support import FakeClock
@@ -87,6 +89,49 @@ def test_a_follower_that_was_killed_continues(memory: MemoryStore) -> None:
             break
     else:
         pytest.fail("a round makes more operations")
+
+
+def test_a_map_that_is_dropped_leaves_an_empty_table(memory: MemoryStore) -> None:
+    """A drop appends nothing to the log."""
+    log, follows = node(memory), follower(memory)
+    following = written(log, 1, a="1")
+    follows.round()
+    drop_map(cluster(memory), "orders")
+    (dropped,) = follows.round()
+    assert (dropped.version, rows(memory)) == (1, {})
+    assert follows.round() == []
+    written(log, following, b="2")
+    assert follows.round()[0].is_new and rows(memory) == {"b": "2"}
+
+
+@pytest.mark.parametrize("other", ["a former copy", "another log"])
+def test_a_log_in_place_of_the_former_is_followed(tmp_path: Path, other: str) -> None:
+    """It ends before the place where the former one ended."""
+    root, copy = tmp_path / "log", tmp_path / "copy"
+
+    def write(folder: Path, *values: bytes) -> None:
+        for value in values:
+            with imap_wal.open(folder) as store:
+                store.map("orders", raw=True)[b"a"] = value
+
+    write(root, b"1")
+    context = open_context(Location(str(root)))
+    log = ClusterLog(context, "default", "embedded")
+    follows = TableFollower(log, {"orders": "delta"}, LocalEngine, 3, lambda _: None)
+    follows.round()
+    if other == "another log":
+        write(copy, b"5")
+    else:
+        shutil.copytree(root, copy)
+    write(root, b"2", b"3")
+    assert follows.round()[0].version == 1
+    root.rename(tmp_path / "away")
+    copy.rename(root)
+    follows.round()
+    write(root, b"6")
+    assert follows.round()[0].is_new
+    assert rows(context.store, "default/embedded/snapshot/orders") == {"a": "6"}
+    context.store.close()
 
 
 def test_a_round_after_an_error_does_what_was_left(memory: MemoryStore) -> None:
