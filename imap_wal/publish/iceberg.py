@@ -10,7 +10,7 @@ Source: iceberg.apache.org/spec and iceberg.apache.org/docs/latest/configuration
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from storage_backends.location import without_secrets
 
 with needs("iceberg"):
     from pyiceberg import exceptions
-    from pyiceberg.catalog import Catalog, load_catalog
+    from pyiceberg.catalog import Catalog, delete_files, load_catalog
     from pyiceberg.io.pyarrow import parquet_file_to_data_file
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.manifest import ManifestFile
@@ -203,7 +203,7 @@ class IcebergTable:
             AssertTableUUID(uuid=table.metadata.table_uuid),
         )
         try:
-            self._catalog.commit_table(table, requirements, transaction._updates)
+            answer = self._catalog.commit_table(table, requirements, transaction._updates)
         except Exception as error:
             after = self._state()
             made = self._table.snapshots() if self._table else ()
@@ -213,6 +213,8 @@ class IcebergTable:
                     raise AlreadyExists(why, self.place) from error
                 raise
             return after
+        with self._leaving_files():  # as `commit_transaction` does
+            self._catalog._delete_old_metadata(table.io, table.metadata, answer.metadata)
         return following.after(former)
 
     def _added(self, table: Table, file: DataFile) -> IcebergFile:
@@ -271,8 +273,24 @@ class IcebergTable:
         old = [one.snapshot_id for one in by_age[:-keep] if one.snapshot_id not in named]
         for snapshot_id in old:
             expiry = expiry.by_id(snapshot_id)
-        if old:
-            expiry.commit()
+        if not old:
+            return
+        expiry.commit()
+        with self._leaving_files():
+            # `table` is as after this commit. Any snapshot may share manifests with any other one.
+            kept = _metadata(table, table.snapshots())
+            gone = _metadata(table, [one for one in by_age if one.snapshot_id in old])
+            delete_files(table.io, gone - kept, "manifest")
+
+    @contextmanager
+    def _leaving_files(self) -> Iterator[None]:
+        """While files of metadata that nothing names any more are deleted. Those of an error stay,
+        and the version is published."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  of the driver of the storage
+            why = without_secrets(" ".join(str(error).split()))
+            _log.warning("old metadata files of %s stay: %s", self.place, why)
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -316,6 +334,18 @@ class IcebergTable:
         return InvalidSetting(
             f"the Iceberg table {self.place} cannot be published to: {why}. {advice}"
         )
+
+
+def _metadata(table: Table, snapshots: Iterable[Snapshot]) -> set[str]:
+    """The manifest lists of snapshots, and the manifests in them."""
+    return {
+        path
+        for snapshot in snapshots
+        for path in (
+            snapshot.manifest_list,
+            *(manifest.manifest_path for manifest in snapshot.manifests(table.io)),
+        )
+    }
 
 
 def _said(snapshot: Snapshot) -> Mapping[str, str]:

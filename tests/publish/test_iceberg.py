@@ -302,6 +302,55 @@ def test_manifests_of_removed_files_do_not_accumulate(
     assert len(snapshot.manifests(table(catalog).io)) == 2, "one file was added and one removed"
 
 
+def metadata_files(catalog: Catalog, suffix: str) -> set[str]:
+    folder = Path(table(catalog).location().removeprefix("file://")) / "metadata"
+    return {path.name for path in folder.iterdir() if path.name.endswith(suffix)}
+
+
+def test_metadata_of_removed_versions_is_deleted(catalog: Catalog, store: SegmentStore) -> None:
+    """Nothing else deletes it, as `gc.enabled` is false. A tag keeps its snapshot readable."""
+    log, following = node(store), 1
+    counts = []
+    for number in range(7):
+        following = written(log, following, a=str(number))
+        run(store, now())
+        published(store, keep=2)
+        if number == 0:
+            (first,) = table(catalog).snapshots()
+            table(catalog).manage_snapshots().create_tag(first.snapshot_id, "first").commit()
+            with table(catalog).transaction() as change:
+                change.set_properties({"write.metadata.previous-versions-max": "3"})
+        counts.append(len(metadata_files(catalog, ".avro")))
+    assert counts[3:] == [counts[3]] * 4
+    assert len(metadata_files(catalog, ".metadata.json")) == 4, "the present and three former ones"
+    for snapshot in table(catalog).snapshots():
+        for manifest in snapshot.manifests(table(catalog).io):
+            manifest.fetch_manifest_entry(table(catalog).io)
+
+
+def test_metadata_that_cannot_be_deleted_stays(
+    catalog: Catalog,
+    store: SegmentStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = node(store)
+    written(log, 1, a="1")
+    run(store, now())
+    published(store, keep=1)
+    written(log, 2, a="2")
+    run(store, now())
+
+    def refused(*_: object) -> None:
+        raise ValueError("the credentials do not allow it")
+
+    monkeypatch.setattr("imap_wal.publish.iceberg.delete_files", refused)
+    assert published(store, keep=1).version == 2
+    assert len(table(catalog).snapshots()) == 1 and rows(catalog) == {"a": "2"}
+    (said,) = caplog.messages
+    assert said.startswith("old metadata files of lake.c.orders stay: the credentials do not")
+
+
 def test_properties_that_protect_the_log_are_set_again(
     catalog: Catalog, store: SegmentStore
 ) -> None:
