@@ -55,6 +55,7 @@ from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.report import StepReport
 from imap_wal.rules.decided import UNDECIDED, Decisions
 from imap_wal.rules.dropped import TombstonePolicy
+from imap_wal.segment.snapshot import is_segment
 from imap_wal.settings import RecoveryPolicy
 from storage_backends.location import Location
 
@@ -219,16 +220,18 @@ def worth_reading(plan: RewritePlan, snapshot: Snapshot, context: Context) -> bo
 
 
 def former_to_read(
-    plan: RewritePlan, changed: Collection[str], context: Context
+    plan: RewritePlan, changed: Collection[str], context: Context, *, by_rows: bool = False
 ) -> tuple[list[tuple[str, Snapshot]], list[Merged]]:
     """The former snapshots that a merge reads, by map: those of maps that the logs have `changed`,
-    and those `worth_reading`. Then the results for the other maps."""
+    and those `worth_reading`. Then the results for the other maps. `by_rows`: the engine writes
+    segment snapshots; others read them, and write Parquet."""
     read: list[tuple[str, Snapshot]] = []
     unchanged: list[Merged] = []
     for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
         if not plan.wants(name):
             continue
-        if name in changed or worth_reading(plan, snapshot, context):
+        segments = not by_rows and any(map(is_segment, snapshot.paths))
+        if name in changed or segments or worth_reading(plan, snapshot, context):
             read.append((name, snapshot))
         else:
             unchanged.append(Merged(name, 0, 0, (), unchanged=True))

@@ -18,6 +18,7 @@ from imap_wal.parquet.file import written_otherwise
 from imap_wal.rewrite.plan import Part, RewritePlan
 from imap_wal.security.encryption import opened_border
 from imap_wal.security.encryption_keys import Keys
+from imap_wal.segment.snapshot import is_segment
 
 BORDER_BYTES_MAX = 256
 """Longer borders are not written into the manifest: the map's next rewrite reads all its files."""
@@ -104,7 +105,8 @@ def kept_parts(
                 touched[place] = True
                 left -= 1
     for place, part in enumerate(parts):
-        touched[place] = touched[place] or written_otherwise(context, part.path)
+        if is_segment(part.path) or written_otherwise(context, part.path):
+            touched[place] = True
     total, order = sum(part.bytes for part in parts), range(len(parts))
     for places, step in ((order, -1), (reversed(order), 1)):
         for place in places:

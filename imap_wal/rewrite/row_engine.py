@@ -82,7 +82,7 @@ class _Merge:
                 records = sum(totals.records for totals in self._tally.maps.values())
                 self._progress(MergeProgress(count, len(scans), done, total, records))
         touched = set(self._tally.maps)
-        former, merged = former_to_read(plan, touched, log.context)
+        former, merged = former_to_read(plan, touched, log.context, by_rows=True)
         for name, snapshot in former:
             for scan in snapshot_scans(name, snapshot):
                 self._add(scan, read_scan(log.context, scan))

@@ -23,6 +23,8 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.following import TableFollower
 from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.row_engine import RowEngine
+from imap_wal.rewrite.run import rewrite
 from rewrite_cli.cli import group
 from storage_backends import SegmentStore, Unavailable, open_store
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
@@ -132,6 +134,17 @@ def test_a_log_in_place_of_the_former_is_followed(tmp_path: Path, other: str) ->
     assert follows.round()[0].is_new
     assert rows(context.store, "default/embedded/snapshot/orders") == {"a": "6"}
     context.store.close()
+
+
+def test_a_snapshot_without_parquet_is_published(memory: MemoryStore) -> None:
+    """An open store that ends compacts a tiny log so. No later change of the map is needed."""
+    log, follows = node(memory), follower(memory)
+    following = written(log, 1, a="1")
+    rewrite(cluster(memory), RowEngine())
+    assert follows.round()[0].is_new and rows(memory) == {"a": "1"}
+    written(log, following, b="2")
+    rewrite(cluster(memory), RowEngine())
+    assert follows.round()[0].is_new and rows(memory) == {"a": "1", "b": "2"}
 
 
 def test_a_round_after_an_error_does_what_was_left(memory: MemoryStore) -> None:
