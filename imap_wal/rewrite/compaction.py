@@ -264,7 +264,9 @@ class Compactor:
             log_sizes = self._measured()
             if self.part is None and self._grown < self._growth.at:
                 return False
-            self._is_tiny = log_sizes.all <= TINY_BYTES and not self._logs.manifest().decoded
+            manifest = self._logs.manifest()
+            needs_parquet = manifest.decoded or manifest.tables
+            self._is_tiny = log_sizes.all <= TINY_BYTES and not needs_parquet
         except (ImapWalError, StorageError):  # the next open finds it, too
             return False
         rate = LAST_BYTES_PER_S if is_installed() else LAST_ROW_BYTES_PER_S

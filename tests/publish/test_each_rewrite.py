@@ -114,6 +114,19 @@ def test_a_store_that_compacts_publishes(tmp_path: Path) -> None:
     assert version(tmp_path) == 3
 
 
+def test_a_tiny_log_that_is_closed_publishes(tmp_path: Path) -> None:
+    """Its compaction writes no segment snapshot, which no table could have."""
+    with imap_wal.open(tmp_path) as store:
+        store.map("orders")["a"] = 0
+        store.compact()
+    command("publish", str(tmp_path), "--map", "orders", "--delta", "--each-rewrite")
+    for number in range(10):
+        with imap_wal.open(tmp_path) as store:
+            store.map("orders")["a"] = number
+    assert version(tmp_path) > 0
+    assert [*(tmp_path / FOLDER).rglob("*.wal")] == []
+
+
 def test_an_error_of_a_table_is_shown(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path) as store:
         store.map("orders")["a"] = 1
