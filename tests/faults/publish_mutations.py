@@ -230,8 +230,8 @@ OF_PUBLISHED = (
     Mutation(
         "a follower publishes although nothing has changed",
         _FOLLOWING,
-        "        self._ends = ends\n        return published\n",
-        "        return published\n",
+        "        self._ends, self._snapshots = ends, snapshots\n",
+        "",
         f"{_OF_FOLLOWING}::test_a_round_publishes_what_has_changed",
     ),
     Mutation(
@@ -262,5 +262,33 @@ OF_PUBLISHED = (
         "        if not ends:",
         "        if False:",
         f"{_OF_FOLLOWING}::test_the_command_continues_after_an_error",
+    ),
+    Mutation(
+        "a follower does not see a drop or another log",
+        _FOLLOWING,
+        "        is_same = self._look() == self._snapshots\n",
+        "        is_same = self._ends is not None\n",
+        f"{_OF_FOLLOWING}::test_a_map_that_is_dropped_leaves_an_empty_table",
+    ),
+    Mutation(
+        "a rewrite leaves segment snapshots, which no table can have",
+        "imap_wal/rewrite/plan.py",
+        "        segments = not by_rows and any(map(is_segment, snapshot.paths))\n",
+        "        segments = False\n",
+        f"{_OF_FOLLOWING}::test_a_snapshot_without_parquet_is_published",
+    ),
+    Mutation(
+        "a store with published tables closes with a segment snapshot",
+        "imap_wal/rewrite/compaction.py",
+        "            needs_parquet = manifest.decoded or manifest.tables\n",
+        "            needs_parquet = manifest.decoded\n",
+        "tests/publish/test_each_rewrite.py::test_a_tiny_log_that_is_closed_publishes",
+    ),
+    Mutation(
+        "metadata of removed Iceberg versions stays",
+        _ICEBERG,
+        '            delete_files(table.io, gone - kept, "manifest")\n',
+        "            pass\n",
+        f"{_OF_ICEBERG}::test_metadata_of_removed_versions_is_deleted",
     ),
 )
