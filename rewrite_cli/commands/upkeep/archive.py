@@ -25,13 +25,14 @@ from rewrite_cli.console.selection import Selection, selection_options
     "--processes",
     type=click.IntRange(1),
     metavar="N",
-    help="The most processes to use, if the log is large enough. Default: one for each processor.",
+    help="Use at most N processes; fewer for a small log. Default: one for each processor.",
 )
 @out.dry_run_option
 @out.output_option
 def command(selection: Selection, processes: int | None, dry_run: bool, output: str) -> None:
-    """Turn sealed segments into Parquet files, one per map, compressed. Only for nodes whose log no
-    service is writing (otherwise exit code 4). Each process needs about 400 MB of memory.
+    """Turn sealed segments into compressed Parquet files. Each process writes one per map, and
+    needs about 400 MB of memory. Only for nodes whose log no service is writing (otherwise exit
+    code 4).
 
     A running agent or embedded store archives automatically: see archive_interval_s,
     max_total_wal_size and archive_objects in its settings.

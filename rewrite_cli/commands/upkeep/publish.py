@@ -60,7 +60,7 @@ if TYPE_CHECKING:  # they need pyarrow
     type=Duration(),
     default="1m",
     show_default=True,
-    help="With --follow: the pause between two publications.",
+    help="With --follow: the pause between two rounds.",
 )
 @out.dry_run_option
 @out.output_option
@@ -86,11 +86,12 @@ def command(
     without them. Expired entries may still be rows: the condition that is printed leaves them out.
     An encrypted log cannot be published.
 
-    With --follow, the table follows the map until Ctrl-C: each round rewrites the map, publishes
-    it, and removes former snapshot files that no reader needs. In JSON, each version is one line. A
-    kill at any point leaves the former version or the new one; the next start continues. After the
-    first round, an error is printed, and the next round tries again. A query may take --interval
-    times --keep.
+    With --follow, the table follows the map until Ctrl-C or SIGTERM. Each round rewrites the map,
+    publishes it, and removes former snapshot files that no reader needs. In JSON, each version is
+    one line. A kill at any point leaves the former version or the new one; the next start
+    continues. An error in the first round ends the command; a later one is printed, and the next
+    round tries again. The files of a version are removed when there are --keep newer ones, so
+    with the default of 3, a query may take two intervals.
 
     \b
     Other programs must not delete files of the log:
