@@ -110,7 +110,7 @@ def _incarnations(state: ClusterState) -> list[int]:
 
 
 class BatchLimit(NamedTuple):
-    """The size of a batch, in rows or in stored bytes."""
+    """The most that a batch may have. `size`: in rows; with `in_bytes`, in stored bytes."""
 
     size: int
     in_bytes: bool = False
@@ -124,8 +124,8 @@ def limited(
     limit: BatchLimit,
     maps: Collection[str] | None,
 ) -> dict[str, Position]:
-    """Ends of a batch of about this size: at the end of a frame, and at least one frame. The nodes
-    share it: what one node does not use is left for the next ones."""
+    """Ends of a batch of about the size of `limit`: at the end of a frame, and at least one frame.
+    The nodes share it: what one node does not use is left for the next ones."""
     reached: dict[str, Position] = {}
     left = limit.size
     waiting = [node for node in sorted(ends) if ends[node] > since.get(node, START)]

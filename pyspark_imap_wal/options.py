@@ -365,7 +365,7 @@ def known(url: Place) -> Location:
 
 @contextmanager
 def opened(url: Place) -> Iterator[Context]:
-    """A root, opened as `known` says. Errors within are plain."""
+    """A root, opened as `known` says. Errors in the block are as in `plain_errors`."""
     with plain_errors():
         context = open_context(known(url))
         try:

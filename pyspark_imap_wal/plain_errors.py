@@ -1,6 +1,6 @@
 """Errors of imap-wal in Spark: one line, without the traceback of the Python worker.
 
-Spark shows the traceback of a worker's error in front of its text, also for a misspelt option.
+Spark shows the traceback of a worker's error before its text, even for a misspelt option.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from imap_wal.errors import ImapWalError
 from storage_backends import StorageError
 
 HIDE = "SPARK_HIDE_TRACEBACK"
-"""A worker looks at this variable when it sends an error, and ends after that. So the variable
-changes no other error."""
+"""A worker reads this variable when it sends an error, and ends after that. So the variable changes
+no other error."""
 
 _HIDES = not pyspark.__version__.startswith(("4.0.", "4.1."))
 """In these releases, an error of a stream causes another one in the worker, and only the traceback
@@ -26,8 +26,8 @@ shows the first one."""
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Around a method that Spark calls. The text of an error of imap-wal says what to do. All
-    others keep their traceback."""
+    """For a method that Spark calls, as a decorator or a context. Errors of imap-wal and of storage
+    lose their traceback, because their text says what to do. All others keep it."""
     try:
         yield
     except (ImapWalError, StorageError):

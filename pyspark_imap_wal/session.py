@@ -39,8 +39,8 @@ machine can read, and Spark does not show them. Spark's own default does not mat
 and Google, such as `fs.azure.account.key.ACCOUNT`."""
 PYTHON = "spark.pyspark.python"
 _AT_START = {"spark.ui.showConsoleProgress": "false"}
-"""What spark-submit itself sets for Python if it is missing when the JVM starts. So its `true` of
-spark-defaults.conf has no effect."""
+"""Passed when the JVM starts, because spark-submit otherwise sets it to `true` for Python. So a
+`true` in spark-defaults.conf has no effect."""
 _OURS = {
     **_AT_START,
     "spark.log.level": "ERROR",
@@ -87,7 +87,7 @@ def configuration(properties: Mapping[str, str]) -> SparkConf:
     refuse_connect(properties)
     shown = {name: value for name, value in properties.items() if not HIDDEN.search(name)}
     with _python_by_name(), warnings.catch_warnings():
-        # Reads do not use pandas; `toPandas` warns again.
+        # Reads do not use pandas; `toPandas` warns itself.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         SparkContext._ensure_initialized(
             conf=SparkConf(loadDefaults=False).setAll([*{**_AT_START, **shown}.items()])

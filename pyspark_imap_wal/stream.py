@@ -412,9 +412,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         state: ClusterState,
         end: Offset,
     ) -> None:
-        """Before Spark 4.2, `latestOffset` does not know that a batch is the first one, so the
-        snapshots that it reads are kept from here on. Raises `NotFound` if they were replaced
-        meanwhile."""
+        """Keep the snapshots that a first batch reads: before Spark 4.2, `latestOffset` does not
+        know that a batch is the first one. Raises `NotFound` if they were replaced meanwhile."""
         is_kept = base is not None and self._generations(base.snapshots) == end.snapshots
         if registered is None or is_kept:
             return
@@ -475,7 +474,7 @@ def _ends(
 
 
 def _limit_of(limit: Any) -> BatchLimit | None:
-    """`limit`: as Spark passes it; None and other classes: none."""
+    """`limit`: as Spark passes it. None if it limits neither rows nor bytes."""
     if rows := getattr(limit, "max_rows", 0):
         return BatchLimit(rows)
     size = getattr(limit, "max_bytes", 0)

@@ -89,7 +89,7 @@ def _read_segment(
         except EncryptionError as error:
             unread, records = error, 0
             verdict, reader = judge(context.store, place, count, said, keys=None)
-        # A forged frame is whole, so it is not looked for.
+        # Only torn and corrupt ends can be frames that were being written: forged ones are whole.
         of_tail = not later and verdict.status in (TORN, CORRUPT)
         if of_tail and reader is not None and reader.has_more():
             verdict = Verdict(CLEAN, place, verdict.end, verdict.size)

@@ -201,8 +201,8 @@ class _SegmentPass:
                     return
                 continues = not scan.next_path and reader.has_more()
             if continues:
-                # The writer continues, so what was found after the end is no damage. Read on a few
-                # times only: a busy writer would otherwise keep this loop running.
+                # The writer continues, so what was found after the end is no damage. Read more only
+                # a few times: a busy writer would otherwise keep this loop running.
                 looks += 1
                 if looks > LOOKS_MAX:
                     return

@@ -59,7 +59,7 @@ def writer_for(place: Location) -> ArchiverProcess | None:
 
 
 PORTION_BYTES_MIN = 64 * 1024 * 1024
-"""A process of `in_processes` reads at least this much, because it writes files of its own for each
+"""A process of `in_processes` reads at least this much, because it writes its own files for each
 map."""
 
 
@@ -88,8 +88,8 @@ def in_processes(place: Location, count: int) -> Iterator[Write]:
 
 
 def portions_of(job: ArchiveJob, count: int) -> list[ArchiveJob]:
-    """A job cut into at most `count`, each with segments that follow one another. Readable columns
-    need the schemas of all former segments, so such a job is not cut."""
+    """A job cut into at most `count` jobs, each with consecutive segments. Readable columns need
+    the schemas of all earlier segments, so such a job is not cut."""
     total = sum(scan.bytes for scan in job.scans)
     count = min(count, total // PORTION_BYTES_MIN)
     if count < 2 or job.decoded:
@@ -101,7 +101,7 @@ def portions_of(job: ArchiveJob, count: int) -> list[ArchiveJob]:
             groups.append([])
         groups[-1].append(scan)
         done += scan.bytes
-    # Only the first ones absorb: a new archive must begin where the absorbed ones end.
+    # Only the first job absorbs: a new archive must begin where the absorbed ones end.
     absorbs = [job.archives, *(() for _ in groups[1:])]
     return [
         replace(job, scans=tuple(group), archives=archives)
@@ -124,7 +124,7 @@ def joined(portions: Sequence[WrittenArchives]) -> WrittenArchives:
 @dataclass(frozen=True, slots=True)
 class _Portion:
     """A part of a job, for `Processes`. Each attempt gives its files other names, because encrypted
-    files are never the same."""
+    files differ each time."""
 
     job: ArchiveJob
     folder: Path

@@ -16,16 +16,16 @@ from imap_wal.retention.other_process import OtherProcess, ProcessDied, Task
 from storage_backends.location import Place
 
 WAIT_S = 600.0
-"""How long a process waits for its next task: while another process works on the last task of a
-step."""
+"""How long a process waits for its next task, for example while another process works on the last
+task of a step."""
 
 MakeTask: TypeAlias = Callable[[Path], Task]
-"""Makes a task, with the folder of the process that runs it."""
+"""Makes a task from the folder of the process that runs it."""
 
 
 class Processes:
-    """Other processes that run a task each at a time. Each has a folder for all temporary files of
-    its tasks, which it removes if this process is killed (`begin`)."""
+    """Other processes, each of which runs one task at a time. Each has a folder for all temporary
+    files of its tasks, which it removes if this process is killed (`begin`)."""
 
     def __init__(self, all_: Sequence[tuple[OtherProcess, Path]], pool: ThreadPoolExecutor) -> None:
         """Each thread of `pool` has one of the processes while it waits for the answer."""
@@ -35,9 +35,9 @@ class Processes:
             self._free.put(process)
 
     def run(self, tasks: Sequence[MakeTask]) -> Iterator[tuple[int, Any]]:
-        """The number and the result of each task, as they come. A task whose process is killed runs
-        once more. Raises the first error of a task, and `ProcessDied` if the second process is
-        killed too."""
+        """The number and the result of each task, in the order in which they end. A task whose
+        process is killed runs once more. Raises the first error of a task, and `ProcessDied` if its
+        process is killed at the second attempt too."""
         waiting = {
             self._pool.submit(self._answer, make): number for number, make in enumerate(tasks)
         }
@@ -55,7 +55,7 @@ class Processes:
                 return process.run(make(folder))
             except ProcessDied as error:
                 raise ProcessDied(
-                    f"{error}, and nothing was published. This was the second attempt at a task: "
+                    f"{error}, and its files are not used. This was the second attempt at a task: "
                     "if memory ran out, run the command with fewer --processes"
                 ) from error
         finally:

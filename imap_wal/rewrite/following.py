@@ -2,7 +2,7 @@
 
     the logs and the snapshots are as the last round left them ─▶ nothing to do
     otherwise ─▶ rewrite: reads what is new, writes the ranges of keys that changed
-              ─▶ publish: one version of the table, which names the positions up to which it is
+              ─▶ publish: one version of the table, with the positions that it has reached
               ─▶ the files of former snapshots that no query needs are deleted
 
 A process that is killed at any point leaves the former version or the new one. Its next round, or
@@ -53,23 +53,23 @@ class TableFollower:
         self._log, self._tables, self._engine = log, tables, engine
         self._keep, self._waits = keep, waits
         self._ends: dict[str, Position] | None = None
-        """Where the logs ended before the last round that published everything."""
+        """Where the logs ended when the last round that published everything began."""
         self._snapshots: _Snapshots | None = None
         """What that round published."""
         self._made: set[str] = set()
-        """The maps whose tables were there after a round. If one is dropped, it stays so."""
+        """The maps whose tables were there after a round. No round makes a dropped one again."""
 
     def round(self) -> list[PublishedTable]:
-        """One round. Returns the tables of the maps that have entries; none if no log has changed.
-        Raises `NoSuchLog`, and the errors of `rewrite` and `publish`; the next round does what was
-        left."""
+        """One round. Returns the tables of the maps that have a snapshot; none if nothing has
+        changed. Raises `NoSuchLog`, and the errors of `rewrite` and `publish`; the next round does
+        what was left."""
         # A drop changes only the snapshot. A copy of the log in its place has another one.
         is_same = self._look() == self._snapshots
         ends = self._log.ends(self._ends if is_same else None)
         if not ends:  # a rewrite would make a manifest for it
             raise NoSuchLog(
-                f"{self._log.store.url}: the log in {self._log.folder} is no longer there; bring "
-                "it back, or end this process"
+                f"{self._log.store.url}: the log in {self._log.folder} is no longer there; "
+                "bring it back, or end this process"
             )
         if is_same and ends == self._ends:
             return []

@@ -40,7 +40,7 @@ class Applied(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ConsumerProgress:
     """How far a consumer is in one partition. `mark`: the id of the last transaction that it has
-    applied; None: not known. `newest`: that of the newest acknowledged one. `lag`: how many
+    applied; None: not known. `newest`: the id of the newest acknowledged one. `lag`: how many
     acknowledged transactions it has not applied; None: not known. `process`: which process runs it;
     "": none. `skipped`, `failures`: transactions that were skipped, and attempts that failed, since
     this process started it. `failure`: why it has stopped; "": it has not. `age_s`: seconds since

@@ -45,7 +45,7 @@ def test_an_agent_shows_a_reader_that_does_not_move(tmp_path: Path) -> None:
 
 
 def test_a_stall_begins_with_the_first_unread_change(store: SegmentStore) -> None:
-    """Not with the last report, before an idle time. An agent that starts knows only the report."""
+    """Not with the last report, before an idle time. An agent that just started knows only that."""
     clock, own = FakeClock(), node(store)
     log = cluster(store, clock)
     append(own, put("a", "1", (1, 1, 1, 1)))
@@ -95,8 +95,8 @@ def test_a_table_stalls_when_there_is_a_newer_snapshot(tmp_path: Path) -> None:
     assert seen.newer(log, name).tables["delta orders"].since_ms == 0
 
 
-def test_a_damaged_reader_does_not_fail_the_look(store: SegmentStore) -> None:
-    """Its sign of life is renewed on the same thread."""
+def test_a_damaged_reader_leaves_the_stalls_as_they_were(store: SegmentStore) -> None:
+    """An error would also end the thread that renews the agent's sign of life."""
     append(node(store), put("a", "1", (1, 1, 1, 1)))
     log = cluster(store)
     Reader(log.context, log.folder, "lake").begin({})

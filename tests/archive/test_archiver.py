@@ -151,7 +151,7 @@ def test_a_portion_whose_process_is_killed_runs_once_more(
     monkeypatch.setattr(archiver, "_Portion", partial(KilledPortion, gate))
     with in_processes(Location(tmp_path.as_uri()), 2) as write:
         assert archive(log, write).records == 300
-    assert len(list(gate.iterdir())) == 4, "a process more than portions, and the mark"
+    assert len(list(gate.iterdir())) == 4, "one process more than portions, and the mark"
     named = {each.path for each in log.manifests.read()[1].archives}
     assert len(named) == 2
     log.close()

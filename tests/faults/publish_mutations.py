@@ -247,14 +247,14 @@ OF_PUBLISHED = (
         _FOLLOWING,
         "            remove_former(self._log)\n",
         "",
-        f"{_OF_FOLLOWING}::test_former_files_go_with_their_versions",
+        f"{_OF_FOLLOWING}::test_former_files_are_removed_with_their_versions",
     ),
     Mutation(
         "a follower makes a table again that was dropped",
         _FOLLOWING,
         "again=name not in self._made",
         "again=True",
-        f"{_OF_FOLLOWING}::test_a_table_that_was_dropped_stays_so",
+        f"{_OF_FOLLOWING}::test_a_dropped_table_is_not_made_again",
     ),
     Mutation(
         "a follower makes an empty log where one was",

@@ -40,7 +40,7 @@ _seeds = itertools.count(5000)
 
 
 def follower(store: SegmentStore, keep: int = 3) -> TableFollower:
-    """Of a process of its own."""
+    """A follower as in another process: it shares no memory with others."""
     context = Context(store, clock=FakeClock(), randomness=SeededRandomness(next(_seeds)))
     log = ClusterLog(context, "ns", "c")
     return TableFollower(log, {"orders": "delta"}, lambda: ENGINE, keep, lambda _: None)
@@ -59,8 +59,8 @@ def test_a_round_publishes_what_has_changed(memory: MemoryStore) -> None:
     assert second.version == 1 and rows(memory) == {"b": "3"}
 
 
-def test_former_files_go_with_their_versions(memory: MemoryStore) -> None:
-    """The storage has the files of the last two versions, however many there were."""
+def test_former_files_are_removed_with_their_versions(memory: MemoryStore) -> None:
+    """The storage has only the files of the last two versions, even after many rounds."""
     log, follows = node(memory), follower(memory, keep=2)
     request, counts = 1, []
     for number in range(8):
@@ -161,8 +161,8 @@ def test_a_round_after_an_error_does_what_was_left(memory: MemoryStore) -> None:
     assert done.version == 1 and rows(memory) == {"a": "2"}
 
 
-def test_a_table_that_was_dropped_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round makes no table that an earlier round has made. A new start does."""
+def test_a_dropped_table_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round does not make a table that an earlier round has made. A new start does."""
     catalog = iceberg_catalog(tmp_path, monkeypatch)
     with imap_wal.open(tmp_path / "log") as store:
         orders = store.map("orders")
@@ -216,7 +216,7 @@ def test_the_command_continues_after_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["--dry-run", "--each-rewrite", "--by-hand"])
-def test_following_excludes(tmp_path: Path, other: str) -> None:
+def test_following_excludes_other_options(tmp_path: Path, other: str) -> None:
     words = ["publish", str(tmp_path), "--map", "m", "--delta", "--follow", other]
     ended = CliRunner().invoke(group, words)
     assert ended.exit_code == 2 and "--follow excludes" in ended.output

@@ -132,8 +132,8 @@ class _Busy(GatedStore):
 def test_synced_frames_of_a_busy_writer_are_no_damage(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a reader finds after the end was written while it looked. It looked until nothing was
-    written meanwhile, and paused each time."""
+    """What a reader finds after the end was written while it looked. It must not pause, and must
+    not look until nothing is written any more."""
     pauses: list[float] = []
     monkeypatch.setattr("imap_wal.read.scan.time.sleep", pauses.append)
     log = node(memory)
@@ -144,7 +144,7 @@ def test_synced_frames_of_a_busy_writer_are_no_damage(
 
 
 def test_a_verification_beside_a_busy_writer_ends(memory: MemoryStore) -> None:
-    """It read the segment again and again, until its writer began the next one."""
+    """It must not read the segment again until its writer begins the next one."""
     log = node(memory)
     append(log, put("first", "1", (1, 1, 1, 0)))
     store = _Busy(memory, log)

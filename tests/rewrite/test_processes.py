@@ -133,7 +133,7 @@ def test_a_task_whose_process_is_killed_runs_once_more(tmp_path: Path, times: in
         if times == 1:
             assert [each.result for each in two(work, ["a"])] == ["a"]
         else:
-            error = r"ended with exit code -9; .*published.*fewer --processes"
+            error = r"ended with exit code -9; .*not used.*fewer --processes"
             with pytest.raises(ProcessDied, match=error):
                 list(two(work, ["a"]))
     assert len(list(gate.iterdir())) == 2

@@ -343,8 +343,8 @@ def test_images_that_a_prune_removed_are_an_error(store: SegmentStore) -> None:
 
 
 def test_older_spark_keeps_the_snapshots_of_a_first_batch(store: SegmentStore) -> None:
-    """Before Spark 4.2, the end of a batch is asked for without its start, and before it. A query
-    that dies in the batch reads it again."""
+    """Before Spark 4.2, Spark asks for the end of a batch first, without its start. A query that
+    dies in the batch reads it again."""
     log = node(store)
     append(log, put("a", 1, (1, 1, 1, 1)))
     compacted(store)

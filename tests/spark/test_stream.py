@@ -176,8 +176,7 @@ def test_a_batch_follows_a_segment_into_its_archive(store: SegmentStore) -> None
 
 
 def test_a_batch_has_about_as_many_bytes_as_it_may(store: SegmentStore) -> None:
-    """The stored ones of a segment, and of an archive, where they are compressed. Each batch has at
-    least one commit."""
+    """Stored bytes count, so those of an archive are compressed. A batch has at least a commit."""
     log, engine = node(store), Engine(store.url)
     assert reader(store.url, bytes_per_batch="7").getDefaultReadLimit() == ReadMaxBytes(7)
     for request in range(1, 7):

@@ -60,7 +60,7 @@ def test_filters_are_pushed_to_the_files_and_checked_again(spark: Any, root: Pat
 
 
 def test_a_mistake_in_an_option_is_one_line(spark: Any, root: Path) -> None:
-    """Without the traceback of Spark's worker. Below it, Spark writes its number for errors."""
+    """Without the traceback of Spark's worker. Spark adds only a line with its SQLSTATE."""
     rows = spark.createDataFrame([(b"k", b"v")], "key binary, value binary")
 
     def read(**options: str) -> int:

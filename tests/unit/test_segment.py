@@ -222,7 +222,7 @@ def test_the_header_is_safe_before_the_first_frame_is_written(memory: MemoryStor
 def test_a_frame_that_ends_in_zeros_is_found_after_damage(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Zeros at the end of a segment are not read again. They can be those of a value."""
+    """Zeros at the end of a segment are not read again, although they can be the end of a value."""
     monkeypatch.setattr("imap_wal.segment.reader.WINDOW_BYTES", 64)
     writer = SegmentWriter(memory, PATH, header())
     first = writer.append(format.ENTRIES, 1, [b"x" * 40])

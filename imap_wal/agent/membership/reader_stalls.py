@@ -1,5 +1,5 @@
-"""How far the registered readers of a log are behind, as one agent sees it: streams behind the end
-of this node's log, and published tables behind the snapshots of their maps."""
+"""Which registered readers of a log do not move, as one agent sees it. A stream is compared with
+the end of this node's log, a published table with the newest snapshots of its maps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from storage_backends import NotFound
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """`unread_bytes`: of this node's log; of a published table 0. `since_ms`: since then it has not
-    moved although there is more to read, in Unix time; 0: it has read everything."""
+    """`unread_bytes`: of this node's log; 0 for a published table. `since_ms`: the Unix time since
+    which it has not moved although there is more to read; 0: it has read everything."""
 
     unread_bytes: int
     since_ms: int
@@ -28,15 +28,15 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class ReaderStalls:
-    """By the names of the readers. `end`: of this node's log, when it was looked at."""
+    """By the names of the readers. `end`: where this node's log ended at that time."""
 
     streams: Mapping[str, Stall] = field(default_factory=dict)
     tables: Mapping[str, Stall] = field(default_factory=dict)
     end: Position | None = None
 
     def newer(self, log: ClusterLog, node: str) -> ReaderStalls:
-        """As it is now. While a manifest is damaged, or changes too fast, nothing changes: removals
-        report that. Raises StorageError."""
+        """The stalls now; `self` while a manifest is damaged, or changes too fast: removals report
+        that. Raises StorageError."""
         try:
             return self._now(log, node)
         except (LogError, NotFound):
@@ -78,9 +78,9 @@ def _is_old(table: ReaderManifest, manifest: ClusterManifest) -> bool:
 
 
 def _since(former: Stall | None, behind: bool, updated_ms: int, now_ms: int) -> int:
-    """Since when a reader has not moved. If there was nothing to read before, it began to wait
-    after the last look. An agent that has just started does not know that, and takes the time of
-    the reader's last report."""
+    """Since when a reader has not moved, as `Stall.since_ms`. `former`: None if the agent has just
+    started: then it takes the time of the reader's last report. Otherwise, if there was nothing to
+    read before, the stall begins now."""
     if not behind:
         return 0
     began_ms = 0 if former is None else former.since_ms or now_ms

@@ -290,16 +290,16 @@ MAINTENANCE: tuple[AgentMetric, ...] = (
     AgentMetric(
         "imap_wal_reader_stalled_seconds",
         "gauge",
-        "How long the registered reader has not moved although this node's log has more; 0: it has "
-        "read everything.",
+        "Seconds for which the registered reader has not moved although it has not read all of "
+        "this node's log; 0 if it has read everything.",
         lambda now: now.stalled_s,
         "reader",
     ),
     AgentMetric(
         "imap_wal_tables_stalled_seconds",
         "gauge",
-        "How long no publication has begun although the map of a published table has a newer "
-        "snapshot, of the table that has waited longest; absent without published tables.",
+        "Seconds for which no publication of a published table has begun although its map has a "
+        "newer snapshot: the greatest value of all tables; absent without published tables.",
         lambda now: now.tables_stalled_s,
     ),
 )

@@ -32,8 +32,8 @@ class AgentSnapshot:
     whole backup ended; None: not known.
     `unread_bytes`: what each registered stream has not read of this node's log. `stalled_s`: for
     how long each of them has not moved although there is more to read; 0: it has read everything.
-    `tables_stalled_s`: for how long the published table that has waited longest was not tried to
-    be published although there is a newer snapshot; None: no table.
+    `tables_stalled_s`: for how long no publication of a published table has begun although there is
+    a newer snapshot, the greatest value of all tables; None: no table.
     `clock_skew_ms`: by how much this agent's clock is ahead of another one. `clock_doubt`: why
     restores keep expired entries because of that; "" if they leave them out.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `members`,

@@ -24,8 +24,8 @@ def follow(
     before: Callable[[int], object] = lambda batch: None,
     after: Callable[[int], object] = lambda batch: None,
 ) -> Any:
-    """A stream that is not started. `limit`: of a batch, as an option. `before` and `after` are
-    called with the number of each batch, before and after it is written."""
+    """A stream that is not started. `limit`: of a batch, the name and value of an option. `before`
+    and `after` are called with the number of each batch, before and after it is written."""
 
     def write(rows: DataFrame, batch: int) -> None:
         """A batch that is written twice replaces itself."""
