@@ -350,9 +350,11 @@ def test_an_address_in_use_is_named(tmp_path: Path, url: str) -> None:
 
 
 def test_no_server_is_named(url: str) -> None:
+    """And no thread waits for it any more."""
+    before = {*threading.enumerate()}
     with pytest.raises(StorageUnavailable, match=f"no process serves at {url}"):
         asking(url, None, timeout_s=0.2)
-    eventually(lambda: threading.active_count() < 50, "no thread is left")
+    eventually(lambda: before >= {*threading.enumerate()}, "no thread of its own")
 
 
 def _client_of(bank: Any) -> Any:
