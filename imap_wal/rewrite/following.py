@@ -53,9 +53,11 @@ class TableFollower:
         self._log, self._tables, self._engine = log, tables, engine
         self._keep, self._waits = keep, waits
         self._ends: dict[str, Position] | None = None
-        """Where the logs ended when the last round that published everything began."""
+        """Where the logs ended when the last round with a rewrite began."""
         self._snapshots: _Snapshots | None = None
-        """What that round published."""
+        """What that rewrite left."""
+        self._is_published = False
+        """Whether all of it is published."""
         self._made: set[str] = set()
         """The maps whose tables were there after a round. No round makes a dropped one again."""
 
@@ -71,14 +73,18 @@ class TableFollower:
                 f"{self._log.store.url}: the log in {self._log.folder} is no longer there; "
                 "bring it back, or end this process"
             )
-        if is_same and ends == self._ends:
+        is_same = is_same and ends == self._ends
+        if is_same and self._is_published:
             return []
         with turn(self._log, "imap-wal publish --follow", self._waits):
-            rewrite(self._log, self._engine(), maps=self._tables)
-            snapshots = self._look()
-            published = [self._publish(name) for name in self._tables if name in snapshots.of_maps]
+            if not is_same:
+                self._is_published = False
+                rewrite(self._log, self._engine(), maps=self._tables)
+                self._ends, self._snapshots = ends, self._look()
+            there = self._log.manifest().snapshots
+            published = [self._publish(name) for name in self._tables if name in there]
             remove_former(self._log)
-        self._ends, self._snapshots = ends, snapshots
+        self._is_published = True
         return published
 
     def _look(self) -> _Snapshots:

@@ -230,16 +230,15 @@ OF_PUBLISHED = (
     Mutation(
         "a follower publishes although nothing has changed",
         _FOLLOWING,
-        "        self._ends, self._snapshots = ends, snapshots\n",
+        "        self._is_published = True\n",
         "",
         f"{_OF_FOLLOWING}::test_a_round_publishes_what_has_changed",
     ),
     Mutation(
         "a follower forgets a publication that failed after its rewrite",
         _FOLLOWING,
-        '        with turn(self._log, "imap-wal publish --follow", self._waits):\n',
-        "        self._ends = ends\n"
-        '        with turn(self._log, "imap-wal publish --follow", self._waits):\n',
+        "                self._is_published = False\n",
+        "                self._is_published = True\n",
         f"{_OF_FOLLOWING}::test_a_round_after_an_error_does_what_was_left",
     ),
     Mutation(
@@ -290,5 +289,12 @@ OF_PUBLISHED = (
         '            delete_files(table.io, gone - kept, "manifest")\n',
         "            pass\n",
         f"{_OF_ICEBERG}::test_metadata_of_removed_versions_is_deleted",
+    ),
+    Mutation(
+        "a follower rewrites again because a publication failed",
+        _FOLLOWING,
+        "            if not is_same:\n",
+        "            if True:\n",
+        f"{_OF_FOLLOWING}::test_a_round_after_an_error_does_what_was_left",
     ),
 )
