@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from imap_wal.errors import NoSuchLog
+from imap_wal.errors import InvalidSetting, NoSuchLog
 from imap_wal.format import Position
 from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import SnapshotFile
@@ -34,6 +34,9 @@ class _Snapshots:
 
     nodes: Mapping[str, str]
     of_maps: Mapping[str, tuple[int, Listed[SnapshotFile]]]
+
+    def is_of_the_log_of(self, former: _Snapshots) -> bool:
+        return not {*self.nodes.values()}.isdisjoint(former.nodes.values())
 
 
 class TableFollower:
@@ -66,7 +69,10 @@ class TableFollower:
         changed. Raises `NoSuchLog`, and the errors of `rewrite` and `publish`; the next round does
         what was left."""
         # A drop changes only the snapshot. A copy of the log in its place has another one.
-        is_same = self._look() == self._snapshots
+        now = self._look()
+        if self._snapshots and not now.is_of_the_log_of(self._snapshots):
+            self._made.clear()
+        is_same = now == self._snapshots
         ends = self._log.ends(self._ends if is_same else None)
         if not ends:  # a rewrite would make a manifest for it
             raise NoSuchLog(
@@ -97,6 +103,11 @@ class TableFollower:
 
     def _publish(self, name: str) -> PublishedTable:
         table = table_of(self._log, name, self._tables[name])
-        done = publish(self._log, name, table, keep=self._keep, again=name not in self._made)
+        if name in self._made and not table.read().generation:
+            raise InvalidSetting(
+                f"the table {table.place} of map {name!r} was dropped: end this process, or start "
+                "it again to make a new table"
+            )
+        done = publish(self._log, name, table, keep=self._keep)
         self._made.add(name)
         return done

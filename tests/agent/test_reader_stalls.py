@@ -33,8 +33,12 @@ def test_an_agent_shows_a_reader_that_does_not_move(tmp_path: Path) -> None:
     with serving(settings) as agent, plugin(settings) as member:
         lake = Reader(log.context, log.folder, "lake")
         lake.begin({})
-        assert member.put(a="1")[0] == "ack"
-        eventually(lambda: agent.snapshot().stalled_s.get("lake", 0) > 0, "it has to read")
+
+        def is_stalled() -> bool:
+            assert member.put(a="1")[0] == "ack"
+            return agent.snapshot().stalled_s.get("lake", 0) > 0
+
+        eventually(is_stalled, "it has to read")
         now = agent.snapshot()
         assert now.unread_bytes["lake"] > 0 and now.tables_stalled_s is None
         lake.advance(log.ends())
@@ -45,16 +49,17 @@ def test_an_agent_shows_a_reader_that_does_not_move(tmp_path: Path) -> None:
 
 
 def test_a_stall_begins_with_the_first_unread_change(store: SegmentStore) -> None:
-    """Not with the last report, before an idle time. An agent that just started knows only that."""
+    """Not with the last report, before an idle time. An agent that just started waits for a
+    change."""
     clock, own = FakeClock(), node(store)
     log = cluster(store, clock)
     append(own, put("a", "1", (1, 1, 1, 1)))
     lake = Reader(log.context, log.folder, "lake")
     lake.begin(log.ends())
-    reported_ms = clock.now_ms()
     clock.advance(5 * DAY_S)
     level = ReaderStalls().newer(log, "n1")
     assert level.streams == {"lake": Stall(0, 0)}
+    clock.advance(60)
     append(own, put("a", "2", (1, 1, 1, 2)))
     behind = level.newer(log, "n1")
     assert behind.streams["lake"].since_ms == clock.now_ms()
@@ -62,14 +67,45 @@ def test_a_stall_begins_with_the_first_unread_change(store: SegmentStore) -> Non
     since_ms = clock.now_ms()
     clock.advance(DAY_S)
     append(own, put("a", "3", (1, 1, 1, 3)))
-    assert behind.newer(log, "n1").streams["lake"].since_ms == since_ms
-    assert ReaderStalls().newer(log, "n1").streams["lake"].since_ms == reported_ms
-    middle = log.ends()
+    later = behind.newer(log, "n1")
+    assert later.streams["lake"].since_ms == since_ms
+    started = ReaderStalls().newer(log, "n1")
+    assert started.streams["lake"].since_ms == 0
+    clock.advance(60)
     append(own, put("a", "4", (1, 1, 1, 4)))
+    assert started.newer(log, "n1").streams["lake"].since_ms == clock.now_ms()
+    middle = log.ends()
+    append(own, put("a", "5", (1, 1, 1, 5)))
     lake.advance(middle)
-    moved = behind.newer(log, "n1").streams["lake"]
-    assert moved.since_ms == clock.now_ms(), "it moves, although it has not read everything"
-    assert moved.unread_bytes < behind.streams["lake"].unread_bytes * 2
+    moved = later.newer(log, "n1").streams["lake"]
+    assert moved.since_ms == 0, "it moves, although it has not read everything"
+    assert 0 < moved.unread_bytes < behind.streams["lake"].unread_bytes * 2
+
+
+def test_a_last_batch_that_is_not_reported_is_no_stall(store: SegmentStore) -> None:
+    """Spark reports a batch when the next one begins. In an idle log, that is much later."""
+    clock, own = FakeClock(), node(store)
+    log = cluster(store, clock)
+    append(own, put("a", "1", (1, 1, 1, 1)))
+    first = log.ends()
+    seen = ReaderStalls()
+    lake = Reader(log.context, log.folder, "lake")
+    lake.begin({})
+    for _ in range(3):
+        clock.advance(60)
+        seen = seen.newer(log, "n1")
+    append(own, put("a", "2", (1, 1, 1, 2)))
+    clock.advance(30)
+    lake.advance(first)
+    for _ in range(5):
+        clock.advance(DAY_S)
+        seen = seen.newer(log, "n1")
+        assert seen.streams["lake"].unread_bytes > 0
+        assert seen.streams["lake"].since_ms == 0
+    append(own, put("a", "3", (1, 1, 1, 3)))
+    clock.advance(60)
+    seen = seen.newer(log, "n1")
+    assert seen.streams["lake"].since_ms == clock.now_ms()
 
 
 def test_a_table_stalls_when_there_is_a_newer_snapshot(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ OF_READING = (
         "tests/agent/test_reader_stalls.py::test_a_stall_begins_with_the_first_unread_change",
     ),
     Mutation(
+        "a last batch that Spark has not reported is a stall",
+        "imap_wal/agent/membership/reader_stalls.py",
+        "stalls = has_more and grew_ms > lag.updated_ms",
+        "stalls = has_more",
+        "tests/agent/test_reader_stalls.py::test_a_last_batch_that_is_not_reported_is_no_stall",
+    ),
+    Mutation(
         "bytes_per_batch counts rows",
         "pyspark_imap_wal/offsets.py",
         "size = frame.end - frame.offset if limit.in_bytes else rows",

@@ -26,13 +26,23 @@ class Stall:
     since_ms: int
 
 
+NEW = Stall(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class ReaderStalls:
-    """By the names of the readers. `end`: where this node's log ended at that time."""
+    """By the names of the readers. `end`: where this node's log ended at that time, `looked_ms`.
+    `grew_ms`: the log grew after that, and has not grown since the look that found it; 0: not
+    known. Both in Unix time.
+
+    A stream of Spark reports a batch only when the next one begins. So what it has not reported may
+    be read, unless the log has grown since its last report."""
 
     streams: Mapping[str, Stall] = field(default_factory=dict)
     tables: Mapping[str, Stall] = field(default_factory=dict)
     end: Position | None = None
+    looked_ms: int = 0
+    grew_ms: int = 0
 
     def newer(self, log: ClusterLog, node: str) -> ReaderStalls:
         """The stalls now; `self` while a manifest is damaged, or changes too fast: removals report
@@ -53,15 +63,18 @@ class ReaderStalls:
                 is_old = _is_old(reader, manifest)
                 since_ms = _since(self.tables.get(name), is_old, reader.updated_ms, now_ms)
                 tables[name] = Stall(0, since_ms)
-        streams, end = {}, self.end
+        streams, end, grew_ms = {}, self.end, self.grew_ms
         own = ClusterState(manifest, {node: log.node(node)}, {})
         for lag in lags(log, own, {} if end is None else {node: end}):
             if lag.kind == STREAM:
-                former, behind = self.streams.get(lag.reader), lag.position < lag.end
-                since_ms = _since(former, behind, lag.updated_ms, now_ms)
-                streams[lag.reader] = Stall(lag.unread_bytes if behind else 0, since_ms)
-            end = lag.end
-        return ReaderStalls(streams, tables, end)
+                if lag.end != self.end:
+                    end, grew_ms = lag.end, self.looked_ms
+                has_more = lag.position < lag.end
+                stalls = has_more and grew_ms > lag.updated_ms
+                former = self.streams.get(lag.reader, NEW)
+                since_ms = _since(former, stalls, lag.updated_ms, now_ms)
+                streams[lag.reader] = Stall(lag.unread_bytes if has_more else 0, since_ms)
+        return ReaderStalls(streams, tables, end, now_ms, grew_ms)
 
 
 def _is_old(table: ReaderManifest, manifest: ClusterManifest) -> bool:
