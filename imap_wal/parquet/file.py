@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any, BinaryIO
 
 from imap_wal.context import Context
-from imap_wal.errors import CorruptLog, EncryptionError, Forged, InvalidSetting
+from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, InvalidSetting
 from imap_wal.security.encryption import archive_keys
 from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, Keys
 from imap_wal.segment.reader import SegmentReader
@@ -55,14 +55,20 @@ def open_parquet(source: BinaryIO, path: str, keys: Keys, log: str) -> Any:
 
 def written_otherwise(context: Context, path: str) -> bool:
     """Whether a file of a snapshot was written without a key or with another key than the current
-    one. Raises `NotFound`, and the errors of `open_parquet`."""
+    one; also if it is damaged: then it is read, and its reader says so. Raises `NotFound`, and the
+    errors of a missing key."""
     keys = context.keys
     if keys is NO_KEYS:
         return False
     if is_segment(path):
         return (SegmentReader(context.store, path).header.key_id or PLAIN) != keys.key_ring.active
     with context.store.open_input(path) as source:
-        return _opened(source, path, keys, "")[1] != keys.key_ring.active
+        try:
+            return _opened(source, path, keys, "")[1] != keys.key_ring.active
+        except ImapWalError:
+            raise  # some of them are ValueErrors
+        except (OSError, ValueError):
+            return True
 
 
 def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str]:

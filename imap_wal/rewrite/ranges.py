@@ -105,8 +105,9 @@ def kept_parts(
                 touched[place] = True
                 left -= 1
     for place, part in enumerate(parts):
-        if is_segment(part.path) or written_otherwise(context, part.path):
-            touched[place] = True
+        touched[place] = (
+            touched[place] or is_segment(part.path) or written_otherwise(context, part.path)
+        )
     total, order = sum(part.bytes for part in parts), range(len(parts))
     for places, step in ((order, -1), (reversed(order), 1)):
         for place in places:

@@ -224,6 +224,19 @@ def test_a_rewrite_encrypts_again_with_the_key_that_writes(
     assert again.code == 0 and exported(run, place, *new) == 40
 
 
+def test_a_rewrite_names_a_damaged_snapshot(run: Run, place: str, tmp_path: Path) -> None:
+    """Without a change of its map: it looks with which key the file was written."""
+    given = keys(tmp_path, "a")
+    assert run(*given, "rewrite", place).code == 0
+    (file,) = Path(place).rglob("snapshot/orders/*/*.parquet")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    done = run(*given, "rewrite", place)
+    assert done.code == 1 and "does not match the checksum in the manifest" in done.err
+    assert "bug" not in done.err
+
+
 def test_a_rewrite_skips_what_has_the_right_key(run: Run, place: str, tmp_path: Path) -> None:
     """It does not read these files again."""
     given = keys(tmp_path, "a")

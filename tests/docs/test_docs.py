@@ -199,7 +199,10 @@ def test_each_command_runs(name: str, log: Path, monkeypatch: pytest.MonkeyPatch
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[0] in targets
         return
-    if any(tuple(words[: len(only)]) == only for only in ONLY_PARSED) or "--add-token" in words:
+    if any(tuple(words[: len(only)]) == only for only in ONLY_PARSED) or {
+        "--add-token",
+        "--follow",
+    } & {*words}:
         parse(words)
         return
     if "spark" in words:
