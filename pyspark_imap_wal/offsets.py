@@ -115,6 +115,14 @@ class BatchLimit(NamedTuple):
     size: int
     in_bytes: bool = False
 
+    @classmethod
+    def of(cls, limit: Any) -> Self | None:
+        """`limit`: as Spark passes it. None if it limits neither rows nor bytes."""
+        if rows := getattr(limit, "max_rows", 0):
+            return cls(rows)
+        size = getattr(limit, "max_bytes", 0)
+        return cls(size, in_bytes=True) if size else None
+
 
 def limited(
     log: ClusterLog,

@@ -157,7 +157,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch. Before Spark 4.2 there are no arguments."""
         last = Offset.from_json(start) if start is not None else self._last or self._first()
         self._still_registered(last)
-        size = _limit_of(limit)
+        size = BatchLimit.of(limit)
         # Without the argument, a query that continues looks like a new one.
         registered = self._registered() if last.start and start is not None else None
 
@@ -471,14 +471,6 @@ def _ends(
         for node, node_state in state.nodes.items()
         if max(ends.get(node, START), node_state.manifest.removed) > START
     }
-
-
-def _limit_of(limit: Any) -> BatchLimit | None:
-    """`limit`: as Spark passes it. None if it limits neither rows nor bytes."""
-    if rows := getattr(limit, "max_rows", 0):
-        return BatchLimit(rows)
-    size = getattr(limit, "max_bytes", 0)
-    return BatchLimit(size, in_bytes=True) if size else None
 
 
 def _as_then(scans: Iterable[FileScan], end: Offset) -> list[FileScan]:

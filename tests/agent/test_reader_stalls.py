@@ -61,13 +61,13 @@ def test_a_stall_begins_with_the_first_unread_change(store: SegmentStore) -> Non
     assert level.streams == {"lake": Stall(0, 0)}
     clock.advance(60)
     append(own, put("a", "2", (1, 1, 1, 2)))
-    behind = level.newer(log, "n1")
-    assert behind.streams["lake"].since_ms == clock.now_ms()
-    assert 0 < behind.streams["lake"].unread_bytes < 200
+    stalled = level.newer(log, "n1")
+    assert stalled.streams["lake"].since_ms == clock.now_ms()
+    assert 0 < stalled.streams["lake"].unread_bytes < 200
     since_ms = clock.now_ms()
     clock.advance(DAY_S)
     append(own, put("a", "3", (1, 1, 1, 3)))
-    later = behind.newer(log, "n1")
+    later = stalled.newer(log, "n1")
     assert later.streams["lake"].since_ms == since_ms
     started = ReaderStalls().newer(log, "n1")
     assert started.streams["lake"].since_ms == 0
@@ -79,7 +79,7 @@ def test_a_stall_begins_with_the_first_unread_change(store: SegmentStore) -> Non
     lake.advance(middle)
     moved = later.newer(log, "n1").streams["lake"]
     assert moved.since_ms == 0, "it moves, although it has not read everything"
-    assert 0 < moved.unread_bytes < behind.streams["lake"].unread_bytes * 2
+    assert 0 < moved.unread_bytes < stalled.streams["lake"].unread_bytes * 2
 
 
 def test_a_last_batch_that_is_not_reported_is_no_stall(store: SegmentStore) -> None:

@@ -90,11 +90,11 @@ def _is_old(table: ReaderManifest, manifest: ClusterManifest) -> bool:
     )
 
 
-def _since(former: Stall | None, behind: bool, updated_ms: int, now_ms: int) -> int:
-    """Since when a reader has not moved, as `Stall.since_ms`. `former`: None if the agent has just
-    started: then it takes the time of the reader's last report. Otherwise, if there was nothing to
-    read before, the stall begins now."""
-    if not behind:
+def _since(former: Stall | None, stalls: bool, updated_ms: int, now_ms: int) -> int:
+    """Since when a reader has not moved, as `Stall.since_ms`. `former`: None for a table if the
+    agent has just started: then it takes the time of the reader's last report. Otherwise, if there
+    was nothing to read before, the stall begins now."""
+    if not stalls:
         return 0
     began_ms = 0 if former is None else former.since_ms or now_ms
     return max(began_ms, updated_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -161,12 +161,6 @@ def command(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Followed:
-    cluster: str
-    tables: TableFollower
-
-
 def _follow(
     selection: Selection, iceberg: str | None, table: str, keep: int, interval: float, output: str
 ) -> None:
@@ -175,35 +169,35 @@ def _follow(
     from imap_wal.rewrite.local_engine import LocalEngine
 
     with selection.open(upkeep=True) as (context, clusters):
-        followed = []
+        followers: list[tuple[str, TableFollower]] = []
         for view in clusters:
             log = ClusterLog.of(context, view)
             tables = {name: text_of(log, name, iceberg, table) for name in selection.maps}
             follower = TableFollower(
                 log, tables, LocalEngine, keep, lambda holder: out.note(f"waiting for {holder}")
             )
-            followed.append(_Followed(str(view), follower))
+            followers.append((str(view), follower))
         try:
-            for each in followed:
-                _round(each, output)
+            for cluster, follower in followers:
+                _round(cluster, follower, output)
             while not closed_within(interval):
-                for each in followed:
+                for cluster, follower in followers:
                     try:
-                        _round(each, output)
+                        _round(cluster, follower, output)
                     except (ImapWalError, StorageError) as error:
-                        _show_error(each.cluster, message(error), output)
+                        _show_error(cluster, message(error), output)
         except KeyboardInterrupt:
             return
 
 
-def _round(followed: _Followed, output: str) -> None:
+def _round(cluster: str, follower: TableFollower, output: str) -> None:
     """Print the new versions."""
-    for table in followed.tables.round():
+    for table in follower.round():
         if output == out.JSON and table.is_new:
-            out.print_line(_json(followed.cluster, table))
+            out.print_line(_json(cluster, table))
         elif table.is_new:
             out.echo(
-                f"{iso(table.until_ms)} {followed.cluster} {table.map}: version {table.version}, "
+                f"{iso(table.until_ms)} {cluster} {table.map}: version {table.version}, "
                 f"{table.rows:,} rows, {table.added} files added, {table.removed} removed"
             )
 
